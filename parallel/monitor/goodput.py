@@ -84,14 +84,16 @@ class Account:
         return self.seconds["step"] / passed if passed > 0 else 0.0
 
     def report(self) -> str:
-        """A headline and a line per cause, for the end of a run."""
+        """A headline and a line per cause, for the end of a run. Shares are of the time in which
+        the run was not stopped; "stopped" itself has none."""
         starts = f"{self.starts} start" + "s" * (self.starts != 1)
         lost = f", {self.lost_steps} lost and made again" if self.lost_steps else ""
         lines = [f"Goodput {self.goodput:.1%}: {self.steps} steps in {starts}{lost}"]
-        total = sum(self.seconds.values())
+        total = sum(self.seconds.values()) - self.seconds["stopped"]
         for cause, seconds in self.seconds.items():
             if seconds > 0:
-                lines.append(f"{seconds:12.1f} s {seconds / total:6.1%}  {_MEANING[cause]}")
+                share = "" if cause == "stopped" else f"{seconds / total:.1%}"
+                lines.append(f"{seconds:12.1f} s {share:>6}  {_MEANING[cause]}")
         return "\n".join(lines)
 
 

@@ -1,21 +1,24 @@
-"""Starts of training episodes, which no evaluation of the run takes. Training on the states that a
-benchmark evaluates is a known leak of RL for VLAs (SimpleVLA-RL's issue 34); here the two ranges
-are disjoint by construction. Of a suite with a few fixed starts, `tools.evaluate` takes both.
+"""Starts of training episodes, from which no policy is ever judged. Training on the states that a
+benchmark evaluates is a known leak of RL for VLAs (SimpleVLA-RL's issue 34); here the two are
+disjoint by construction, for the run's own evaluations and for later ones.
 """
 
+from sim.protocol import EVAL_SEEDS
 from sim.suite import Suite
 
 
 def training_seeds(suite: Suite, evaluated: int) -> range:
-    """Seeds to learn from: all before those that evaluation takes (`suite.first_seed` and on). A
-    suite that has a few fixed starts, counted from 0, keeps the first `evaluated` for evaluation.
+    """Seeds to learn from: those of recordings, up to those that policies are judged by. A suite
+    whose few fixed starts are all that it has keeps the first `evaluated` for the run's
+    evaluations.
 
     Raises:
       ValueError: none are left.
     """
-    if suite.first_seed > 0:
-        return range(suite.first_seed)
-    left = range(evaluated, suite.episodes)
+    judged = suite.first_seed if suite.first_seed > suite.recorded_from else EVAL_SEEDS.start
+    if suite.first_seed != suite.recorded_from:
+        return range(suite.recorded_from, min(judged, EVAL_SEEDS.start))
+    left = range(suite.first_seed + evaluated, suite.first_seed + suite.episodes)
     if not left:
         raise ValueError(
             f"Suite '{suite.name}' has {suite.episodes} starts a task and eval_episodes takes "

@@ -7,7 +7,7 @@ classes and configs. It lasts for a process that prints help and ends.
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.metadata import version
@@ -54,18 +54,20 @@ def leave_out_what_computes() -> None:
 
 def _join_lines() -> None:
     """Leaves it to the terminal's width where an option's help breaks; tyro (1.0.17) keeps the line
-    ends of a dataclass's docstrings."""
+    ends of docstrings."""
     import docstring_parser
 
-    parse = docstring_parser.parse_from_object
+    def joining(parse: Callable[..., docstring_parser.Docstring]) -> Any:
+        def joined(*args: Any, **kwargs: Any) -> docstring_parser.Docstring:
+            found = parse(*args, **kwargs)
+            for each in found.params:
+                each.description = re.sub(r"(?<=\S)\n *(?=\S)", " ", each.description or "") or None
+            return found
 
-    def joined(*args: Any, **kwargs: Any) -> docstring_parser.Docstring:
-        found = parse(*args, **kwargs)
-        for each in found.params:
-            each.description = re.sub(r"(?<=\S)\n *(?=\S)", " ", each.description or "") or None
-        return found
+        return joined
 
-    docstring_parser.parse_from_object = joined
+    for name in ("parse", "parse_from_object"):
+        setattr(docstring_parser, name, joining(getattr(docstring_parser, name)))
 
 
 def _end_after_parsing() -> None:
