@@ -1,7 +1,7 @@
-"""Checkpoints at the command line: list those of a run, verify, compare, export and push them.
+"""List the checkpoints of a run; verify, compare, export and push checkpoints.
 
-Arrays are read a piece at a time, so that a checkpoint of any size is compared or exported on any
-machine with the disk for it.
+Arrays are read a piece at a time, so any machine with enough disk space can compare or export a
+checkpoint of any size.
 """
 
 import json
@@ -48,7 +48,7 @@ app = tyro.extras.SubcommandApp()
 def ls_command(run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]) -> None:
     """List the checkpoints of a run: which are complete, set aside as damaged, or unfinished.
 
-    Names and sizes of files are looked at; `verify` reads them.
+    Looks at the names and sizes of the files; `verify` reads the files.
 
     Args:
         run: A run's directory or its checkpoints folder.
@@ -83,12 +83,12 @@ def ls_command(run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar=
 def verify_command(
     path: Where, all_steps: Annotated[bool, tyro.conf.arg(name="all")] = False
 ) -> None:
-    """Read every byte of a checkpoint and compare it with what was saved; exits with 1 if it is
-    damaged.
+    """Read every byte of a checkpoint and compare it with what was saved; exits with code 1 if the
+    checkpoint is damaged.
 
     Args:
         path: A run (its last checkpoint) or one numbered folder.
-        all_steps: All checkpoints of the run.
+        all_steps: Verify all checkpoints of the run.
     """
     console, newest = Console(), own.find(path)
     paths = [newest]
@@ -114,7 +114,7 @@ def diff_command(
     first: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="A")],
     second: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="B")],
 ) -> None:
-    """Show what differs between two checkpoints, arrays and config; exits with 1 if anything does.
+    """Show which arrays and config fields of two checkpoints differ; exits with code 1 if any do.
 
     Args:
         first: A run (its last checkpoint) or one numbered folder.
@@ -154,17 +154,17 @@ def export_command(
     which: Literal["ema", "params"] = "ema",
     shard_bytes: int = _SHARD_BYTES,
 ) -> None:
-    """Write the weights of a checkpoint as safetensors, under our names with dots for slashes, with
-    the run's config and assets beside them.
+    """Write the weights of a checkpoint as safetensors, under our names with dots instead of
+    slashes, and the run's config and assets beside them.
 
-    For the formats of other codes, see `python -m tools.convert_checkpoint`.
+    For the formats of other codes, use `python -m tools.convert_checkpoint`.
 
     Args:
         path: A run (its last checkpoint) or one numbered folder.
         out: Directory to write.
-        which: The running average, or the parameters as trained.
-        shard_bytes: Size beyond which several files with an index are written, as on the Hugging
-            Face hub.
+        which: Parameters to write: their running average (ema), or as trained (params).
+        shard_bytes: Size in bytes beyond which several files with an index are written, as on the
+            Hugging Face hub.
     """
     console, path = Console(), own.find(path)
     if out.is_dir() and any(out.glob("*.safetensors*")):
@@ -207,8 +207,8 @@ def export_command(
 
 @app.command(name="seal")
 def seal_command(path: Where) -> None:
-    """Accept a checkpoint without digests as it is, by writing them; nothing can tell whether it
-    was damaged before.
+    """Accept a checkpoint without digests as it is and write its digests. Damage from before cannot
+    be detected.
 
     Args:
         path: A run (its last checkpoint) or one numbered folder.
@@ -228,16 +228,17 @@ def push_command(
     whole: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     options: Annotated[PushOptions, tyro.conf.arg(name="")] = ALONE,
 ) -> None:
-    """Put a checkpoint, with a card, on the Hugging Face hub or into a bucket, from where every
-    --checkpoint and --init takes it.
+    """Upload a checkpoint, with a card, to the Hugging Face hub or a bucket, from where
+    every --checkpoint and --init can load it.
 
     Args:
         path: A run (its last checkpoint) or one numbered folder; or a folder of openpi's, LeRobot's
-            or NVIDIA's, which goes as it is.
+            or NVIDIA's, which is uploaded as is.
         url: hf://ORG/NAME, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER.
-        dataset: What it was trained on, for the card (hf://ORG/NAME).
-        whole: With the optimizer's state, to train on from; else only what acts.
-        options: Licence, branch, and what is there already.
+        dataset: Dataset that it was trained on, for the card (hf://ORG/NAME).
+        whole: Include the optimizer's state, to continue training from; otherwise only what is
+            needed to act.
+        options: Licence, branch, and treatment of what is there already.
     """
     console, path = Console(), local(path)
     kind = licence(options, console)

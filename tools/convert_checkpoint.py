@@ -1,11 +1,12 @@
-"""Turn a checkpoint of any kind that Chiliad reads into one of its own, or into another code's.
+"""Convert a checkpoint of any kind that Chiliad reads to Chiliad's own format or another code's.
 
     python -m tools.convert_checkpoint checkpoints/pi05_base runs/base --tokenizer FILE.model
     python -m tools.convert_checkpoint runs/mine exported --to openpi
     python -m tools.convert_checkpoint runs/mine exported --to lerobot
 
-The kind of SOURCE is told by looking: a run of ours, an Orbax directory of openpi's, safetensors of
-LeRobot's pi0 and pi05 or of GR00T-N1.5. What a format cannot hold is refused, not dropped.
+The kind of SOURCE is detected from its files: a run of ours, an Orbax directory of openpi's,
+safetensors of LeRobot's pi0 and pi05 or of GR00T-N1.5. If a format cannot hold something, the
+conversion is refused; nothing is dropped.
 """
 
 from dataclasses import replace
@@ -64,15 +65,16 @@ def main(
     """Convert a checkpoint.
 
     Args:
-      source: what to read.
+      source: checkpoint to read.
       target: directory to write.
-      to: kind to write: chiliad, or what the model's family can be written as: openpi and lerobot
+      to: format to write: chiliad, or one that the model's family supports: openpi and lerobot
         (π), groot.
-      dtype: of the parameters, as saved if not given. openpi's files and GR00T's are in float32.
-      euler_steps: steps of the flow sampler to write down; the policy's own by default.
-      solver: method of its steps, likewise; LeRobot knows euler alone.
-      family: Python file that defines the model's family, if it is not one of ours; it runs.
-      options: facts about the policy that its files do not tell.
+      dtype: dtype of the parameters; default: as saved. Files for openpi and GR00T are in float32.
+      euler_steps: steps of the flow sampler to save; default: the policy's own.
+      solver: method of the sampler's steps to save; default: the policy's own. LeRobot knows only
+        euler.
+      family: Python file that defines the model's family, if not one of ours; the file is run.
+      options: facts about the policy that its files do not contain.
     """
     with in_a_line(writing=target):
         if family is not None:

@@ -1,8 +1,7 @@
-"""Datasets at the command line: check one, see its statistics and episodes, convert,
-verify and push it.
+"""Check a dataset, show its statistics and episodes, convert, verify and push it.
 
-Conversion happens by itself when training starts; the command is for doing it beforehand, on a
-machine with the disk and the cores for it.
+Conversion runs by itself when training starts. Use `convert` to do it beforehand, on a machine with
+enough disk space and cores.
 """
 
 import json
@@ -79,12 +78,12 @@ def validate_command(
     data_format: DataFormat = "",
     options: Annotated[RayOptions, tyro.conf.arg(name="")] = HERE,
 ) -> None:
-    """Check a dataset; exits with 1 if it has errors.
+    """Check a dataset; exits with code 1 if it has errors.
 
     Args:
         path: Folder of the dataset (the one that holds meta/), hf://OWNER/NAME or a bucket's URL.
         json_file: File to write the findings to.
-        data_format: Format of yours to read it by; the file's Python runs (docs/own_dataset.md).
+        data_format: Your own format to read it with; the file is run (docs/own_dataset.md).
         options: Work on a cluster.
     """
     console = _console(data_format)
@@ -105,8 +104,8 @@ def validate_command(
 
 @app.command(name="checksums")
 def checksums_command(path: DatasetPath) -> None:
-    """Note size and SHA-256 of every file in meta/checksums.json, by which `validate` finds any
-    damage from then on. Datasets recorded by Chiliad have it.
+    """Write the size and SHA-256 of every file to meta/checksums.json, so that `validate` finds any
+    later damage. Datasets recorded by Chiliad have this file.
 
     Args:
         path: Folder of a local dataset.
@@ -119,7 +118,7 @@ def checksums_command(path: DatasetPath) -> None:
 @app.command(name="verify")
 def verify_command(path: StorePath) -> None:
     """Compare every file of a frame store, or of a dataset that has meta/checksums.json, with the
-    SHA-256 taken when it was written; exits with 1 if any is damaged.
+    SHA-256 taken when it was written; exits with code 1 if any is damaged.
 
     Args:
         path: Folder of a frame store or dataset, or its URL.
@@ -150,13 +149,13 @@ def stats_command(
     data_format: DataFormat = "",
     options: Annotated[RayOptions, tyro.conf.arg(name="")] = HERE,
 ) -> None:
-    """Show a dataset's size, tasks and exact statistics; of several datasets also those of each
-    robot's frames together, as in a mixture.
+    """Show a dataset's size, tasks and exact statistics. For several datasets, also show the
+    statistics of each robot's frames together, as in a mixture.
 
     Args:
         paths: Folder of the dataset (the one that holds meta/), hf://OWNER/NAME or a bucket's URL.
         json_file: File to write the statistics to.
-        data_format: Format of yours to read them by; the file's Python runs (docs/own_dataset.md).
+        data_format: Your own format to read them with; the file is run (docs/own_dataset.md).
         options: Work on a cluster.
     """
     console = _console(data_format)
@@ -192,13 +191,13 @@ def diff_command(
     first: FirstPath, second: SecondPath, json_file: JsonFile = None, data_format: DataFormat = ""
 ) -> None:
     """Compare two datasets, or a dataset with what a robot sent (tools.serve --record): rate,
-    cameras, ranges, prompts and pictures.
+    cameras, ranges, prompts and images.
 
     Args:
         first: Folder of the dataset that a policy was trained on, or its URL.
         second: Folder of the other dataset or recording, or its URL.
-        json_file: File to write all of it to.
-        data_format: Format of yours to read them by; the file's Python runs (docs/own_dataset.md).
+        json_file: File to write the whole comparison to.
+        data_format: Your own format to read them with; the file is run (docs/own_dataset.md).
     """
     console = _console(data_format)
     ours, theirs = open_dataset(first), open_dataset(second)
@@ -217,14 +216,14 @@ def view_command(
     rerun: Annotated[Path | None, tyro.conf.arg(metavar="FILE.rrd")] = None,
     data_format: DataFormat = "",
 ) -> None:
-    """Make a page of an episode to open in a browser: its videos, state and actions.
+    """Write a page of an episode to open in a browser: its videos, state and actions.
 
     Args:
         path: Folder of the dataset (the one that holds meta/), hf://OWNER/NAME or a bucket's URL.
         episode: Number of the episode, from 0.
-        out: The page; episode-NUMBER.html if neither this nor a recording is asked for.
-        rerun: A recording for rerun's viewer (needs `pip install -e '.[view]'`).
-        data_format: Format of yours to read it by; the file's Python runs (docs/own_dataset.md).
+        out: Page to write; episode-NUMBER.html if neither --out nor --rerun is given.
+        rerun: Recording to write for rerun's viewer (needs `pip install -e '.[view]'`).
+        data_format: Your own format to read it with; the file is run (docs/own_dataset.md).
     """
     console = _console(data_format)
     dataset = open_dataset(path)
@@ -249,19 +248,19 @@ def convert_command(
     data_format: DataFormat = "",
     options: Annotated[LakeOptions, tyro.conf.arg(name="")] = ALONE,
 ) -> None:
-    """Decode a dataset once into a frame store that training reads; goes on where it stopped. Or
-    turn a LeRobot v2.1 dataset into v3.0, with the same videos.
+    """Decode a dataset once into a frame store that training reads; resumes where it stopped. Or
+    convert a LeRobot v2.1 dataset to v3.0, with the same videos.
 
     Args:
         path: Folder of the dataset, or its URL.
-        out: Folder or URL (s3://…, gs://…) to make the store at, or folder for the dataset.
+        out: Folder or URL (s3://…, gs://…) for the new store, or folder for the new dataset.
         to: "store" for a frame store, "v3.0" for a LeRobot dataset (which no later option changes).
-        image_size: Side of the pictures as the model sees them, in pixels.
-        encoding: "jpeg" (quality 95), or "raw" for small pictures and the least work in training.
-        resize: "antialiased" keeps the aspect, with black borders; "stretched" and
-            "stretched-middle" are those of GR00T (docs/groot.md).
-        workers: Shards made at a time; one for every four cores, if not given.
-        data_format: Format of yours to read it by; the file's Python runs (docs/own_dataset.md).
+        image_size: Side of the images as the model sees them, in pixels.
+        encoding: "jpeg" (quality 95), or "raw" for small images and the least work in training.
+        resize: "antialiased" keeps the aspect ratio, with black borders; "stretched" and
+            "stretched-middle" are GR00T's methods (docs/groot.md).
+        workers: Shards made at the same time; default: one for every four cores.
+        data_format: Your own format to read it with; the file is run (docs/own_dataset.md).
         options: Work on a cluster, and a catalogue.
     """
     if data_format and to == "v3.0":
@@ -294,13 +293,13 @@ def push_command(
     url: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="URL")],
     options: Annotated[PushOptions, tyro.conf.arg(name="")] = _PUSHED,
 ) -> None:
-    """Put a LeRobot dataset, with a card, on the Hugging Face hub or into a bucket, from where
-    --data takes it.
+    """Upload a LeRobot dataset, with a card, to the Hugging Face hub or a bucket, from where --data
+    can read it.
 
     Args:
         path: Folder of the dataset (the one that holds meta/).
         url: hf://ORG/NAME, s3://BUCKET/FOLDER or gs://BUCKET/FOLDER.
-        options: Licence, branch, and what is there already.
+        options: Licence, branch, and treatment of what is there already.
     """
     console, info = Console(), path / INFO
     if not info.is_file():
@@ -329,18 +328,19 @@ def fast_command(
     data_format: DataFormat = "",
 ) -> None:
     """Train a FAST tokenizer on a dataset's action chunks, scaled as tools.train scales them, and
-    say how many tokens a chunk takes; `tools.train --fast FOLDER` takes it.
+    print how many tokens a chunk takes. Pass it to training with `tools.train --fast FOLDER`.
 
     Args:
         path: Folder of the dataset, a frame store, a mixture (.json, .toml) or a URL.
-        out: Folder to make for the tokenizer, in the files that transformers' AutoProcessor reads.
-        preset: Preset of the run, whose chunks, scaling, held-out share and seed are taken.
-        horizon: Steps of a chunk; the preset's if not given.
-        action_scaling: Statistics that scale actions; the preset's if not given.
-        vocabulary: Tokens at most.
-        scale: Steps that a normalised unit is divided into: more are finer and need more tokens.
+        out: Folder to create for the tokenizer, in the files that transformers' AutoProcessor
+            reads.
+        preset: Preset of the run; its chunks, scaling, held-out share and seed are used.
+        horizon: Steps of a chunk; default: the preset's.
+        action_scaling: Statistics that scale actions; default: the preset's.
+        vocabulary: Largest number of tokens.
+        scale: Steps that a normalised unit is divided into; more are finer and need more tokens.
         trust: Run the transforms that a mixture's file names.
-        data_format: Format of yours to read it by; the file's Python runs (docs/own_dataset.md).
+        data_format: Your own format to read it with; the file is run (docs/own_dataset.md).
     """
     console, run = _console(data_format), load_preset(preset)
     if out.exists():

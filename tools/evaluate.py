@@ -1,15 +1,14 @@
-"""Let a trained policy act in simulation and write a report: success by task, beside controls and
-other policies on the same starts. Or lay its chunks beside a dataset's recorded ones.
+"""Evaluate a trained policy in simulation and write a report: success by task, beside controls and
+other policies on the same starts. Or compare its chunks with those recorded in a dataset.
 
     python -m tools.evaluate --checkpoint runs/mine --suite tabletop-lift --out runs/mine/evaluation
     python -m tools.evaluate --checkpoint runs/mine --suite metaworld --tasks reach-v3 push-v3 \\
         --compare runs/other --out runs/mine/metaworld
     python -m tools.evaluate --data datasets/mine --checkpoint runs/mine --out runs/mine/open_loop
 
-With --data nothing acts, and the options are those of `--data PATH --help` (docs/debugging.md).
-Every finished episode of a suite is kept in episodes.jsonl: the same command goes on after an
-interruption,
-and more --episodes add to those that are there.
+With --data, nothing acts, and `--data PATH --help` lists the options (docs/debugging.md). Every
+finished episode of a suite is kept in episodes.jsonl: after an interruption, the same command
+resumes, and a larger --episodes adds to the episodes that are there.
 """
 
 import sys

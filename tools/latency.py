@@ -1,9 +1,9 @@
-"""Measure how long a suite's environments take for a chunk and for a reset, for RL benchmarks in
-which environments only wait (`python -m tools.bench rl`).
+"""Measure how long a suite's environments take per chunk and per reset, for RL benchmarks in which
+environments only wait (`python -m tools.bench rl`).
 
     python -m tools.latency --suite metaworld --tasks reach-v3 --out reach.json
 
-One slot at a time acts at random, so that nothing else shares the machine with it.
+One slot at a time takes random actions, so that nothing else shares the machine with it.
 """
 
 import os
@@ -30,16 +30,17 @@ class LatencyConfig:
     out: Path
     """JSON file to write: lists of seconds, `chunk` and `reset`."""
     suite: str = "metaworld"
+    """Suite to measure."""
     tasks: tuple[str, ...] = ()
-    """Some of the suite's tasks; its first if none are given."""
+    """Selection of the suite's tasks; default: its first task."""
     replan_steps: int = 4
-    """Control steps a chunk."""
+    """Control steps per chunk."""
     chunks: int = 200
-    """Chunks of each task to measure."""
+    """Chunks to measure per task."""
     resets: int = 20
-    """Resets of each task to measure at least, if its episodes are that many."""
+    """Resets to measure per task."""
     image_size: int = 48
-    """Edge of the cameras' pictures, pixels."""
+    """Edge of the camera images, in pixels."""
 
 
 def main(config: LatencyConfig, console: Console) -> None:

@@ -1,16 +1,17 @@
-"""Keep the kernels of a policy's towers in few bits, for serving: float8 (e4m3) or int8 with one
-scale for every 128×128 block, or NF4. Embeddings, norms and the small layers around the towers stay
-as they are.
+"""Store the kernels of a policy's towers in few bits, for serving: float8 (e4m3) or int8 with one
+scale for every 128×128 block, or NF4. Embeddings, norms and the small layers around the towers do
+not change.
 
     python -m tools.quantize checkpoints/pi05_base runs/small
     python -m tools.quantize checkpoints/pi05_base runs/smaller --kind nf4
     python -m tools.quantize checkpoints/pi05_base runs/fast --activations
     python -m tools.quantize runs/mine runs/small --kind nf4 --calibrate datasets/mine
 
-Each number is rounded by itself; with observations of the policy's robot, what one loses is made up
-for by others (GPTQ, arXiv 2210.17323). SOURCE is anything that Chiliad reads. What is written is a
-checkpoint of Chiliad's, which `load_policy` and every command read like any other; its size and how
-far its actions are from SOURCE's are printed.
+Without --calibrate, each number is rounded by itself. With it, observations of the policy's robot
+are used to round numbers together, so that some make up for the errors of others (GPTQ,
+arXiv 2210.17323). SOURCE is anything that Chiliad reads. The result is a Chiliad checkpoint, which
+every command and `load_policy` read like any other. The command prints its size and how far its
+actions are from SOURCE's.
 """
 
 from collections.abc import Callable
@@ -146,20 +147,20 @@ def main(
     """Quantise a policy of a family that can be, such as π.
 
     Args:
-      source: what to read.
+      source: checkpoint to read.
       target: directory to write.
-      kernels: pattern for the paths of the kernels to quantise, such as '^language/'; those of all
-        towers, or what the family names, if not given.
-      kind: of numbers to keep them in.
-      activations: round what float8 kernels multiply to float8 too, which a Hopper GPU multiplies
-        as such.
-      calibrate: LeRobot dataset of the policy's robot, or a mixture's file with one, by whose
-        observations numbers are rounded together.
-      observations: how many of them the policy acts on, spread over all episodes; 256 if not
-        given.
-      dtype: of the other parameters, as saved if not given.
-      family: Python file that defines the model's family, if it is not one of ours; it runs.
-      options: facts about the policy that its files do not tell.
+      kernels: pattern for the paths of the kernels to quantise, such as '^language/'; default:
+        those of all towers, or what the family names.
+      kind: kind of numbers to store them in.
+      activations: also round what float8 kernels multiply to float8; a Hopper GPU multiplies
+        float8 directly.
+      calibrate: LeRobot dataset of the policy's robot, or a mixture's file with one dataset, whose
+        observations are used to round numbers together.
+      observations: number of these observations that the policy acts on, spread over all episodes;
+        default: 256.
+      dtype: dtype of the other parameters; default: as saved.
+      family: Python file that defines the model's family, if not one of ours; the file is run.
+      options: facts about the policy that its files do not contain.
     """
     console = Console(stderr=True)
     with in_a_line(writing=target):

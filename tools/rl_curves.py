@@ -1,11 +1,10 @@
-"""Draws what an RL run came to so far: success on held-out starts and in training, what
-the learner says, how old what it learnt from was, and what everybody waited for. Of a population,
-another: how its members did, with which numbers, and who copied whom.
+"""Compare runs of tools.rl in one figure: success on held-out starts, over the learner's steps and
+over the minutes of acting and learning.
 
     python -m tools.rl_curves runs/seed0 runs/seed1 runs/seed2 --out seeds.svg
 
-compares runs. All is read from the run's metrics.jsonl, closed_loop.jsonl and population.jsonl, so
-it can be drawn at any time.
+Everything is read from each run's metrics.jsonl and closed_loop.jsonl, so you can draw the figure
+at any time.
 """
 
 from pathlib import Path
@@ -22,7 +21,12 @@ def main(
     runs: Annotated[list[Path], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")],
     out: Path = Path("comparison.svg"),
 ) -> None:
-    """Compares runs of tools.rl by their success on held-out starts, in one figure."""
+    """Compare runs of tools.rl by their success on held-out starts, in one figure.
+
+    Args:
+      runs: folders of the runs.
+      out: figure to write.
+    """
     with in_a_line(writing=out):
         write_comparison(runs, out)
     print(harmless(f"Figure: {out}"))

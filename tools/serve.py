@@ -1,11 +1,12 @@
-"""Serve a trained policy to robots, to openpi's websocket clients as they are.
+"""Serve a trained policy to robots; openpi's websocket clients work without changes.
 
     python -m tools.serve --checkpoint runs/mine
     python -m tools.serve --checkpoint runs/mine --record recordings/monday
     python -m tools.serve --replay datasets/mine --episode 3
 
-Clients that ask at about the same time share one batch. Those that come while the policy is loaded
-and compiled wait for it. SIGTERM or Ctrl-C answers what has arrived and lets nobody in.
+Requests that arrive at about the same time share one batch. Clients that connect while the policy
+is loaded and compiled wait for it. After SIGTERM or Ctrl-C, the server answers the requests that
+have arrived and accepts no new clients.
 """
 
 import asyncio
@@ -55,52 +56,52 @@ class ServeConfig:
     """Policy, address and limits of a server."""
 
     checkpoint: Path | None = None
-    """Run directory or one of its checkpoints; openpi's and LeRobot's are read too."""
+    """Run directory or one of its checkpoints; openpi's and LeRobot's checkpoints are read too."""
     replay: str | None = None
-    """Dataset of which an episode's recorded actions are played back, in place of a checkpoint."""
+    """Dataset to play back instead of a checkpoint: the recorded actions of one of its episodes."""
     episode: int = 0
     """Episode to play back."""
     replay_steps: int = 10
-    """Steps of a chunk that is played back: those that the client acts before it asks again."""
+    """Steps per chunk in playback: as many as the client acts before its next request."""
     record: Path | None = None
-    """Folder for a LeRobot dataset of what is asked and answered."""
+    """Folder for a LeRobot dataset of requests and answers."""
     host: str = "127.0.0.1"
-    """Address to listen on; 0.0.0.0 lets other machines in."""
+    """Address to listen on; 0.0.0.0 lets other machines connect."""
     port: int = 8000
-    """0 takes any that is free."""
+    """Port to listen on; 0 takes any free one."""
     token_file: Path | None = None
     """File whose only line clients must present as a bearer token (openpi's `api_key`)."""
     certificate: Path | None = None
     """PEM file with a certificate chain, to speak TLS (wss://)."""
     private_key: Path | None = None
-    """PEM file with the certificate's key, where it is not in the same file."""
+    """PEM file with the certificate's key, if it is not in the same file."""
     inputs: tuple[str, ...] = ()
-    """Names that clients use, as KEY=CAMERA or KEY=state; the policy's own if none are given."""
+    """Names that clients use, as KEY=CAMERA or KEY=state; default: the policy's own."""
     sizes: tuple[int, ...] = (1, 2, 4, 8, 16)
-    """Rows of the batches that are compiled: the first before the first answer, the others behind
-    it."""
+    """Batch sizes to compile: the first before the first answer, the others in the
+    background."""
     whole_start: bool = False
     """Compile all batches before the first answer."""
     programs: Path | None = None
-    """Folder of traced programs, such as one that came with the checkpoint (they run) or is to go
-    with it; the user's cache by default."""
+    """Folder of traced programs, such as one that came with the checkpoint (the server runs them)
+    or one to go with it; default: the user's cache."""
     deadline: float = 0.01
-    """Seconds that a request waits for others to share its batch, at most."""
+    """Longest time that a request waits for others to share its batch, in seconds."""
     euler_steps: int | None = None
-    """Steps of the flow sampler; the policy's own by default."""
+    """Steps of the flow sampler; default: the policy's own."""
     solver: Solver | None = None
-    """Method of its steps, each of one evaluation: euler, or ab2, of the second order; the policy's
-    own by default."""
+    """Method of the sampler's steps: euler, or the second-order ab2, both with one evaluation per
+    step; default: the policy's own."""
     dtype: str | None = None
-    """Dtype of the parameters in memory, such as bfloat16; as saved by default."""
+    """Dtype of the parameters in memory, such as bfloat16; default: as saved."""
     family: Path | None = None
-    """Python file that defines the model's family, if it is not one of ours; it runs."""
+    """Python file that defines the model's family, if it is not one of ours; the file is run."""
     longest_prompt: int | None = None
-    """Longest prompt, tokens; longer are refused, and fewer lengths need compiling at start."""
+    """Longest prompt in tokens; longer ones are refused. Fewer lengths need compiling at start."""
     chunking: Chunking = "none"
-    """Real-time chunking: clients may say how much of their last chunk is acted, to have it
-    continued, drawn by guidance or as the policy was trained to. Compiles twice as much at
-    start."""
+    """Real-time chunking: clients may say how much of their last chunk is acted, and the answer
+    continues that chunk, drawn by guidance (guided) or as the policy was trained to (trained).
+    Compiles twice as much at start."""
     limits: Limits = field(default_factory=Limits)
     options: Annotated[PolicyOptions, tyro.conf.arg(name="")] = field(default_factory=PolicyOptions)
 

@@ -1,4 +1,4 @@
-"""Runs one benchmark; `--json` prints its result as one JSON object on the last line.
+"""Run one benchmark; `--json` prints its result as one JSON object on the last line.
 
     python -m tools.bench packing --json
     python -m tools.bench pi05 --peer ENVIRONMENT/bin/python --width real
@@ -6,10 +6,10 @@
     python -m tools.bench attention --tiny
     python -m tools.bench learn --task tabletop-reach
     python -m tools.bench all        # every one that a CPU can run; --list says how long each takes
-    python -m tools.bench pages      # writes figures on the pages of docs anew from their JSON
+    python -m tools.bench pages      # rewrites the figures on the pages of docs from their JSON
 
 Each result has `ratio` (ours over the other), both figures with their unit, versions and hardware.
-A benchmark is imported when it is asked for, so that each needs only its own packages.
+Only the benchmark that you name is imported, so each needs only its own packages.
 """
 
 import json
@@ -77,17 +77,19 @@ def main(
     task: str = "",
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False,
 ) -> None:
-    """Measure a claim against its alternative in one run.
+    """Measure a claim against its alternative in the same run.
 
     Args:
-      name: what to measure.
-      peer: the Python of an environment that has openpi, for pi05, LeRobot, for data, cameras and,
-        if it is there, ladder, or both, for stats; for data and cameras of several LeRobots.
-      tiny: shrink it to seconds on a CPU, to try the same code; its figures say nothing.
-      width: "real" takes layers of the released widths, for packing and pi05 (half an hour on two
+      name: benchmark to run.
+      peer: the Python of an environment that has openpi (for pi05), LeRobot (for data, cameras and,
+        optionally, ladder) or both (for stats). data and cameras take Pythons of several LeRobots.
+      tiny: shrink the benchmark to seconds on a CPU, to try the same code; its figures mean
+        nothing.
+      width: "real" takes layers of the released widths for packing and pi05 (half an hour on two
         cores, and 16 GB), and π0.5 itself for serve.
-      task: what learn's policies learn: tabletop-reach, tabletop-lift or metaworld-door-open-v3.
-      as_json: end with the result as one line of JSON.
+      task: task that learn's policies learn: tabletop-reach, tabletop-lift or
+        metaworld-door-open-v3.
+      as_json: print the result as one line of JSON at the end.
     """
     console = Console(stderr=as_json)
     if peer and name not in _WITH_PEER:

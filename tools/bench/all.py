@@ -1,17 +1,17 @@
-"""Every benchmark that a CPU can run, one after another, each in a process of its own.
+"""Run every benchmark that a CPU can run, one after another, each in its own process.
 
-    python -m tools.bench all --list         # which there are, and how long each takes
-    python -m tools.bench all                # measures those whose JSON is not there yet
-    python -m tools.bench all --quick        # only those of at most five minutes
+    python -m tools.bench all --list         # lists them, and how long each takes
+    python -m tools.bench all                # measures those that have no JSON yet
+    python -m tools.bench all --quick        # only those that take at most five minutes
     python -m tools.bench all --again --peer pi05 OPENPI/bin/python data LEROBOT/bin/python
 
-A benchmark that takes several Pythons is named once with each.
+If a benchmark takes several Pythons, name it once with each.
 
-A result stands in docs/results/data/NAME.json as soon as it is there, with the machine's load
-before it began. One that fails stops no other and is tried again by the next call, as is one that
-was interrupted. At the end the pages' figures are written anew (`python -m tools.bench pages`);
-pictures that ladder and rl draw lie in the repository's root. Rates mean something on a machine
-that does nothing else. What wants a GPU: `python -m tools.bench.gpu`.
+Each result is written to docs/results/data/NAME.json as soon as it is there, with the machine's
+load before the benchmark began. A benchmark that fails does not stop the others; the next call runs
+it again, and also one that was interrupted. At the end, `python -m tools.bench pages` rewrites the
+pages' figures. Images that ladder and rl draw are in the repository's root. Rates are meaningful
+only on a machine that does nothing else. Benchmarks that need a GPU: `python -m tools.bench.gpu`.
 """
 
 import json
@@ -123,9 +123,9 @@ def main(
     """Measure everything that a CPU can.
 
     Args:
-      quick: leave out what takes more than five minutes.
-      again: also what has a result.
-      listing: only say what there is, and how long each takes or took.
+      quick: leave out benchmarks that take more than five minutes.
+      again: also run benchmarks that have a result.
+      listing: only list the benchmarks, and how long each takes or took.
       out: folder of the results.
       peer: names of benchmarks, each with the Python of an environment that has its other side.
     """

@@ -1,16 +1,17 @@
-"""Everything that wants an NVIDIA GPU, measured on one by one command (`make gpu`): the gpu-marked
-tests, attention, training steps and float8, openpi beside ours, acting, simulation, RL, processes.
+"""Measure everything that needs an NVIDIA GPU with one command (`make gpu`): the gpu-marked tests,
+attention, training steps and float8, openpi beside ours, acting, simulation, RL, processes.
 
     python -m tools.bench.gpu                        # all parts, within 10 minutes
     python -m tools.bench.gpu --part attention step  # some of them
-    python -m tools.bench.gpu --again --part step    # though it is finished
-    python -m tools.bench.gpu --page                 # writes the page of what was measured
+    python -m tools.bench.gpu --again --part step    # even if it is finished
+    python -m tools.bench.gpu --page                 # writes the page of results
     python -m tools.bench.gpu --tiny                 # the same code shrunk, on a CPU
 
-It says first what it will do, how long that takes, and which packages this Python lacks. Each
-measurement is a process with a time limit, whose result stands in docs/results/gpu/NAME.json as
-soon as it is there, and is skipped by the next call; for what there is no time it asks to be called
-again. This file imports the standard library alone, so that it can say what is lacking.
+The command first says what it will do, how long that takes, and which packages this Python lacks.
+Each measurement is a process with a time limit. Its result is written to
+docs/results/gpu/NAME.json as soon as it is there, and the next call skips the measurement. If time
+is too short for some, the command asks to be called again. This file imports only the standard
+library, so that it can report packages that are lacking.
 """
 
 import argparse

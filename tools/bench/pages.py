@@ -1,8 +1,8 @@
-"""Figures on the pages of documentation, written anew from the JSON in docs/results/data.
+"""Rewrite the figures on the documentation's pages from the JSON in docs/results/data.
 
     python -m tools.bench pages
 
-A page says between comments, which a reader does not see, how its figures follow from a file:
+Comments on a page, which a reader does not see, say how its figures follow from a file:
 
     <!-- figures demo.json {success:.1%} -->99.2 %<!-- end -->
 
@@ -15,8 +15,8 @@ A page says between comments, which a reader does not see, how its figures follo
     <!-- end -->
 
 `{a.b.0:FORMAT}` is the value at a, b, 0 in Python's format. Percentages get a space, a list of two
-is a range (which null leaves open), and `{success:x256}` is a share told as so many of 256. A test
-holds that the command would change nothing, so that no such figure differs from its JSON.
+is a range (which null leaves open), and `{success:x256}` writes a share as so many of 256. A test
+checks that the command would change nothing, so that no such figure differs from its JSON.
 """
 
 import json
@@ -39,10 +39,10 @@ _ROUNDING = 0.05
 
 
 def main(root: Path = ROOT) -> None:
-    """Write every page's figures anew.
+    """Rewrite every page's figures.
 
     Args:
-      root: holds README.md and docs, whose JSON is in docs/results/data.
+      root: folder with README.md and docs, whose JSON is in docs/results/data.
     """
     console = Console()
     for page, text in made(root):

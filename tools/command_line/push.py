@@ -19,13 +19,13 @@ class PushOptions:
     """Terms on which something is pushed."""
 
     license: str | None = None
-    """Identifier of the licence, such as apache-2.0, cc-by-4.0 or other; asked for if not given."""
+    """Licence, such as apache-2.0, cc-by-4.0 or other; the command asks for it if not given."""
     revision: str | None = None
-    """Branch of the hub's repository, made if need be; main if not given."""
+    """Branch of the hub's repository, created if needed; default: main."""
     public: bool = False
-    """Make a new repository public; one that is there stays as it is."""
+    """Make a new repository public; an existing one stays as it is."""
     replace: bool = False
-    """Put this in the place of what the repository or folder holds."""
+    """Replace what the repository or folder holds."""
 
 
 def push(

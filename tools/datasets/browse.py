@@ -26,17 +26,17 @@ def browse_command(
     columns: tuple[str, ...] = (),
     data_format: Annotated[str, tyro.conf.arg(metavar="FILE.py:NAME")] = "",
 ) -> None:
-    """Make a page of all episodes to open in a browser: pictures, tasks and what is odd, to filter
-    and to flag for `edit`. Goes on where it stopped.
+    """Write a page of all episodes to open in a browser: images, tasks and what is odd, to filter
+    and to flag for `edit`. Resumes where it stopped.
 
     Args:
         path: Folder of the dataset (the one that holds meta/), hf://OWNER/NAME or a bucket's URL.
-        out: Folder to make; index.html in it is the page.
-        against: Another dataset, whose distributions are drawn beside this one's.
-        still: Share of its range (1st to 99th percentile) that a still robot stays within.
-        seconds: Time for which it does so, at least.
-        columns: Columns that tell movement; observation.state and action if not given.
-        data_format: Format of yours to read it by; the file's Python runs (docs/own_dataset.md).
+        out: Folder to create; index.html in it is the page.
+        against: Another dataset; its distributions are drawn beside this one's.
+        still: Share of each dimension's range (1st to 99th percentile) that a still robot keeps to.
+        seconds: Shortest time for which it does so, in seconds.
+        columns: Columns that show movement; default: observation.state and action.
+        data_format: Your own format to read it with; the file is run (docs/own_dataset.md).
     """
     if data_format:
         use_format(data_format)

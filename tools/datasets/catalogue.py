@@ -19,12 +19,12 @@ def catalogue_command(
     of: Annotated[str, tyro.conf.arg(metavar="PATH|NAME|DIGEST")] = "",
     add: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="PATH")] = (),
 ) -> None:
-    """Show the versions of datasets that a catalogue knows, or what one was made of, by which
+    """Show the versions of datasets in a catalogue, or what one of them was made of and by which
     commands.
 
     Args:
-        folder: Folder or URL of the catalogue; CHILIAD_CATALOGUE if not given.
-        of: Path, name or digest (4 digits or more) of a version, whose lineage is shown.
+        folder: Folder or URL of the catalogue; default: CHILIAD_CATALOGUE.
+        of: Path, name or digest (4 digits or more) of a version; shows its lineage.
         add: Dataset or frame store to add as it is.
     """
     url = folder or os.environ.get("CHILIAD_CATALOGUE")

@@ -25,39 +25,39 @@ EditedPaths = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(met
 
 @dataclass(frozen=True)
 class EditOptions:
-    """Changes; episodes are numbered from 0, through all datasets where there are several, and
-    named as in 3,7-9 (9 included)."""
+    """Changes. Episodes are numbered from 0, through all datasets if there are several, and named
+    as in 3,7-9 (9 included)."""
 
     delete: Annotated[str, tyro.conf.arg(metavar="EPISODES")] = ""
     """Episodes to leave out."""
     keep: Annotated[str | None, tyro.conf.arg(metavar="EPISODES")] = None
-    """Episodes to keep, and no others."""
+    """Episodes to keep; all others are left out."""
     order: Annotated[str, tyro.conf.arg(metavar="EPISODES")] = ""
-    """Episodes that come first, in this order; those that stay and are not named follow."""
+    """Episodes that come first, in this order; the other episodes that stay follow."""
     split: Annotated[Pairs, tyro.conf.arg(metavar="NAME EPISODES")] = ()
-    """A dataset of these episodes at OUT/NAME, or of a share such as 0.8 of them, in order."""
+    """Dataset to write at OUT/NAME: of these episodes, or of a share such as 0.8, in order."""
     trim: Annotated[Pairs, tyro.conf.arg(metavar="EPISODES FRAMES")] = ()
-    """Frames to keep of episodes ("all" for each), as in 10-89, 10- or -89."""
+    """Frames to keep of these episodes ("all" for every one), as in 10-89, 10- or -89."""
     task: Annotated[Pairs, tyro.conf.arg(metavar="EPISODES TEXT")] = ()
-    """Instruction of episodes ("all" for each), in place of theirs; the last one counts."""
+    """New instruction of these episodes ("all" for every one); the last one given counts."""
     rename_task: Annotated[Pairs, tyro.conf.arg(metavar="OLD NEW")] = ()
-    """Another wording of an instruction wherever it stands."""
+    """New wording of an instruction, wherever it occurs."""
     rename: Annotated[Pairs, tyro.conf.arg(metavar="OLD NEW")] = ()
-    """Another name of a camera or column."""
+    """New name of a camera or column."""
     drop: Annotated[Repeated, tyro.conf.arg(metavar="NAME")] = ()
-    """A camera or column to leave out."""
+    """Camera or column to leave out."""
     fps: float | None = None
-    """Lower rate, at which the nearest frames are kept; videos are encoded again, as h264 if
-    --codec does not say otherwise."""
+    """Lower rate, at which the nearest frames are kept. Videos are re-encoded, as h264 unless
+    --codec says otherwise."""
     codec: Codec | None = None
-    """Encode the pictures of all cameras again, also those stored as images, which become videos.
-    Without it video packets are copied, and no frame changes."""
+    """Codec to re-encode all cameras with; cameras stored as images become videos. Without it,
+    video packets are copied, and no frame changes."""
     crf: int | None = None
-    """Quality with --codec, 0 is best (14 for h264, 16 for hevc, 20 for av1)."""
+    """Quality with --codec; 0 is best; default: 14 for h264, 16 for hevc, 20 for av1."""
     keyframes: int | None = None
-    """Frames from one keyframe to the next with --codec (2)."""
+    """Frames from one keyframe to the next with --codec; default: 2."""
     robot: str = ""
-    """Another name of the robot."""
+    """New name of the robot."""
 
 
 _NONE = EditOptions()
@@ -72,13 +72,13 @@ def edit_command(
     where: Annotated[LakeOptions, tyro.conf.arg(name="")] = ALONE,
 ) -> None:
     """Edit a LeRobot dataset into a new one, or join several: delete, keep, order and split
-    episodes, cut frames off, rename tasks, cameras and columns, drop some, encode again. Goes on
-    where it stopped.
+    episodes, trim frames, rename tasks, cameras and columns, drop cameras and columns, re-encode.
+    Resumes where it stopped.
 
     Args:
-        paths: Folder of the dataset, or its URL; several are joined in this order.
-        out: Folder to make for the new dataset (v3.0).
-        in_place: Put the new dataset in the old one's place, which is moved to PATH.old.
+        paths: Folder of the dataset, or its URL; several datasets are joined in this order.
+        out: Folder to create for the new dataset (v3.0).
+        in_place: Put the new dataset in the old one's place, and move the old one to PATH.old.
         options: Changes.
         where: Work on a cluster, and a catalogue.
     """

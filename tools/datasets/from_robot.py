@@ -105,11 +105,11 @@ def write_robot_dataset(seen: Path, out: Path) -> Iterator[int]:
 
 
 def from_robot_command(seen: SeenPath, out: OutPath) -> None:
-    """Make a LeRobot dataset of what chiliad-client recorded on a robot.
+    """Make a LeRobot dataset from what chiliad-client recorded on a robot.
 
     Args:
-        seen: Folder of an EpisodeRecorder.
-        out: Folder to make.
+        seen: Folder that an EpisodeRecorder wrote.
+        out: Folder to create.
     """
     total = len(list(seen.glob("episode_*.npz")))
     with in_a_line(writing=out), progress("Writing", "episodes") as report:

@@ -33,17 +33,17 @@ def idle_command(
     plot: Annotated[Path | None, tyro.conf.arg(metavar="FILE.html")] = None,
     data_format: Annotated[str, tyro.conf.arg(metavar="FILE.py:NAME")] = "",
 ) -> None:
-    """Find stretches in which the robot stands still, and frames recorded twice. A mixture's
-    `frames` leaves them out of training, without a copy of the dataset.
+    """Find stretches in which the robot stands still, and frames that were recorded twice. A
+    mixture can leave them out of training (`frames`), without a copy of the dataset.
 
     Args:
         path: Folder of the dataset (the one that holds meta/), hf://OWNER/NAME or a bucket's URL.
         still: Share of its range (1st to 99th percentile) that every dimension stays within.
-        seconds: Time for which it does so, at least.
-        columns: Columns that tell movement; observation.state and action if not given.
-        json_file: File to write the frames to that are left, for a mixture.
+        seconds: Shortest time for which it does so, in seconds.
+        columns: Columns that show movement; default: observation.state and action.
+        json_file: File to write the remaining frames to, for a mixture.
         plot: Page to draw the stretches on.
-        data_format: Format of yours to read it by; the file's Python runs (docs/own_dataset.md).
+        data_format: Your own format to read it with; the file is run (docs/own_dataset.md).
     """
     if data_format:
         use_format(data_format)

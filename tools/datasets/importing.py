@@ -27,18 +27,18 @@ def import_command(
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     where: Annotated[LakeOptions, tyro.conf.arg(name="")] = ALONE,
 ) -> None:
-    """Make a LeRobot dataset (v3.0) of recordings of other formats: HDF5, zarr, MCAP, ROS bags,
-    pictures with a CSV, or RLDS. Needs `pip install -e '.[import]'`.
+    """Make a LeRobot dataset (v3.0) from recordings in other formats: HDF5, zarr, MCAP, ROS bags,
+    images with a CSV, or RLDS. Needs `pip install -e '.[import]'`.
 
     Args:
         paths: Files of recordings, or folders of them.
-        layout: What becomes which column and camera: aloha, robomimic, libero, diffusion_policy,
-            umi, rlds, or a file as docs/importing.md says.
-        out: Folder to make for the dataset.
-        task: Instruction of all episodes, in place of the layout's.
-        fps: Frames per second, in place of the layout's.
-        robot: Name of the robot, in place of the layout's.
-        resume: Go on with an import that was cut off, given the same recordings and options.
+        layout: Mapping of recordings to columns and cameras: aloha, robomimic, libero,
+            diffusion_policy, umi, rlds, or a file as described in docs/importing.md.
+        out: Folder to create for the dataset.
+        task: Instruction of all episodes, instead of the layout's.
+        fps: Frames per second, instead of the layout's.
+        robot: Name of the robot, instead of the layout's.
+        resume: Resume an import that was interrupted; give the same recordings and options.
         where: Work on a cluster, and a catalogue.
     """
     read, console = read_layout(layout, task=task, fps=fps, robot=robot), Console()

@@ -19,12 +19,12 @@ from tools.datasets.versions import recordings, typed, version_of
 
 @dataclass(frozen=True)
 class RayOptions:
-    """Place where the work is done: this process, if nothing is said. The results are the same."""
+    """Place where the work is done; default: this process. The results are the same."""
 
     ray: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    """Do the work with a Ray of this machine's own."""
+    """Do the work with a Ray that runs on this machine alone."""
     ray_address: str | None = None
-    """Do the work on this Ray cluster ("auto": the one this machine is in)."""
+    """Do the work on this Ray cluster ("auto": the one that this machine is in)."""
 
     @property
     def chosen(self) -> bool:
@@ -34,11 +34,11 @@ class RayOptions:
 
 @dataclass(frozen=True)
 class LakeOptions(RayOptions):
-    """Place where the work is done, and the catalogue that is told of it."""
+    """Place where the work is done, and the catalogue that records it."""
 
     catalogue: str | None = None
-    """Folder or URL of the catalogue that is told what was made (docs/lake.md); CHILIAD_CATALOGUE
-    if not given."""
+    """Folder or URL of the catalogue that records what was made (docs/lake.md); default:
+    CHILIAD_CATALOGUE."""
 
 
 HERE, ALONE = RayOptions(), LakeOptions()

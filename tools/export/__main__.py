@@ -1,12 +1,12 @@
-"""Write a policy as a program that runs without these packages: StableHLO or ONNX.
+"""Export a policy as a program that runs without these packages: StableHLO or ONNX.
 
     python -m tools.export --checkpoint runs/lift --out exported
     python -m tools.export --checkpoint runs/lift --out exported --to onnx
     python exported/run.py
 
-The program is the whole act: pictures, state, token ids and noise in, actions in the robot's units
-out. `policy.json` tells every array; `run.py`, a copy of ours, runs it with numpy and jax or
-onnxruntime, and reads prompts.
+The program contains everything from observation to actions: images, state, token ids and noise in,
+actions in the robot's units out. `policy.json` describes every array. `run.py`, a copy of ours,
+runs the program with numpy and jax or onnxruntime, and turns prompts into token ids.
 """
 
 from pathlib import Path
@@ -42,18 +42,18 @@ def main(
     """Export a policy.
 
     Args:
-      checkpoint: run directory or one of its checkpoints; other codes' are read too.
+      checkpoint: run directory or one of its checkpoints; other codes' checkpoints are read too.
       out: folder to write.
-      to: stablehlo, for cpu and cuda alike, or onnx.
-      batch: observations of one call.
-      sent: cameras of the policy's whose pictures are sent, all by default.
-      dtype: of weights and activations; as saved by default. ONNX is written in float32.
-      family: Python file that defines the model's family, if it is not one of ours; it runs.
-      euler_steps: steps of the flow sampler; the policy's own by default.
-      solver: method of its steps, each of one evaluation: euler, or ab2, of the second order; the
-        policy's own by default.
-      data: a dataset of the policy's robot, for the names of state and action dims.
-      options: facts about the policy that its files do not tell.
+      to: stablehlo, for both cpu and cuda, or onnx.
+      batch: observations per call.
+      sent: policy's cameras whose images are sent; default: all.
+      dtype: dtype of weights and activations; default: as saved. ONNX is written in float32.
+      family: Python file that defines the model's family, if not one of ours; the file is run.
+      euler_steps: steps of the flow sampler; default: the policy's own.
+      solver: method of the sampler's steps: euler, or the second-order ab2, both with one
+        evaluation per step; default: the policy's own.
+      data: dataset of the policy's robot, for the names of state and action dims.
+      options: facts about the policy that its files do not contain.
     """
     with in_a_line(writing=out):
         if family is not None:

@@ -57,48 +57,49 @@ class EvaluateConfig:
     """Policy, suite and size of an evaluation."""
 
     checkpoint: Path | None = None
-    """Run directory or one of its checkpoints, or any other that models.load_policy reads."""
+    """Run directory, one of its checkpoints, or any other that models.load_policy reads."""
     out: Path = field(kw_only=True)
     """Folder for episodes.jsonl, evaluation.json and report.html."""
     suite: str = "tabletop-lift"
     """tabletop, tabletop-lift, metaworld, libero_spatial, …, or path/to/file.py:NAME."""
     tasks: tuple[str, ...] = ()
-    """Some of the suite's tasks; all if none are given."""
+    """Selection of the suite's tasks; default: all."""
     episodes: int | None = None
-    """Starts a task; as many as the suite's authors take if not given."""
+    """Starts per task; default: as many as the suite's authors use."""
     slots: int | None = None
-    """Episodes at a time; as many as suit the suite if not given."""
+    """Episodes that run at the same time; default: a number that suits the suite."""
     replan_steps: int = 4
-    """Steps acted of each chunk before the policy looks again."""
+    """Steps executed of each chunk before the policy observes again."""
     delay: int = 0
-    """Control steps from an observation until its chunk is there; meanwhile the robot acts the
-    chunk before. An episode's first chunk is waited for."""
+    """Control steps from an observation until its chunk is available; until then the robot executes
+    the previous chunk. It waits for the first chunk of an episode."""
     chunking: Chunking = "none"
-    """Continuation of the chunk before (docs/chunking.md): none switches to the new one, guided
-    draws it towards what was planned, trained tells a policy that learnt it what is acted."""
+    """Continuation of the previous chunk (docs/chunking.md): none switches to the new chunk, guided
+    draws the new chunk towards what was planned, trained gives the committed actions to a policy
+    that was trained to continue them."""
     euler_steps: int | None = None
-    """Steps of the flow sampler; each policy's own if not given."""
+    """Steps of the flow sampler; default: each policy's own."""
     solver: Solver | None = None
-    """Method of its steps, each of one evaluation: euler, or ab2, of the second order; each
-    policy's own if not given."""
+    """Method of the sampler's steps: euler, or the second-order ab2, both with one evaluation per
+    step; default: each policy's own."""
     controls: tuple[Beside, ...] = ()
     """Controls on the same starts: the same network untrained, the suite's scripted expert, the
-    policy told another goal, the policy shown images of zeros."""
+    policy given another goal, the policy shown images of zeros."""
     perturb: tuple[str, ...] = ()
-    """Changes under each of which the policy acts from the same starts too: camera, light, texture,
-    distractors, paraphrase, delay, noise, or a variant of the suite's own; all of them that the
-    suite has with all (docs/evaluation.md)."""
+    """Changes under which the policy also acts from the same starts, one at a time: camera, light,
+    texture, distractors, paraphrase, delay, noise, or one of the suite's own variants; all selects
+    every change that the suite has (docs/evaluation.md)."""
     compare: Path | None = None
     """Another checkpoint, compared with the first on the same starts."""
     policy: str | None = None
-    """Instead of a checkpoint: ws://HOST:PORT or wss://… of a server, ours or openpi's."""
+    """Server to evaluate instead of a checkpoint: ws://HOST:PORT or wss://…, ours or openpi's."""
     token_file: Path | None = None
-    """File whose only line is the token that this server wants."""
+    """File whose only line is the token that this server requires."""
     dtype: str | None = None
-    """Dtype of the parameters in memory, such as bfloat16; as saved by default."""
+    """Dtype of the parameters in memory, such as bfloat16; default: as saved."""
     options: Annotated[PolicyOptions, tyro.conf.arg(name="")] = field(default_factory=PolicyOptions)
     family: Path | None = None
-    """Python file that defines the model's family, if it is not one of ours; it runs."""
+    """Python file that defines the model's family, if it is not one of ours; the file is run."""
 
 
 def run(config: EvaluateConfig, console: Console) -> dict[str, Evaluation]:

@@ -1,9 +1,9 @@
-"""Open-loop evaluation of a checkpoint's policy: its chunks beside a dataset's recorded ones, with
-baselines, what it reacts to, and a page.
+"""Open-loop evaluation of a checkpoint's policy: its chunks beside those recorded in a dataset,
+with baselines, what the policy reacts to, and a page.
 
-`python -m tools.evaluate --data PATH` is this on a command line; a notebook or a script calls
-`run`. A policy that fails here needs no robot to fail; one that passes has still to be tried in
-closed loop. Reads any dataset, and acts by any family of models, through `Policy` alone.
+Run it with `python -m tools.evaluate --data PATH`, or call `run` from a notebook or a script. If a
+policy fails here, you need no robot to see it; a policy that passes must still be tried in closed
+loop. It reads any dataset and works with any family of models, through `Policy` alone.
 """
 
 import json
@@ -60,35 +60,35 @@ class OpenLoopConfig:
     """Policy, recording and size of an open-loop evaluation."""
 
     data: str
-    """Dataset of any format, its folder or URL, or a mixture's file of one dataset, which says how
-    it is read."""
+    """Folder or URL of a dataset of any format, or the file of a mixture of one dataset, which says
+    how to read it."""
     checkpoint: Path
-    """Run directory or one of its checkpoints, or any other that models.load_policy reads."""
+    """Run directory, one of its checkpoints, or any other that models.load_policy reads."""
     out: Path
     """Folder for open_loop.json and report.html."""
     episodes: tuple[int, ...] = ()
-    """Episodes to look at, from 0; if none are given those that the checkpoint's run held out, or
-    all where it held out none."""
+    """Episodes to evaluate, numbered from 0; default: those that the checkpoint's run held out, or
+    all if it held out none."""
     most_episodes: int = 32
-    """Most episodes of those that were not named, evenly spaced."""
+    """Largest number of episodes when --episodes names none; they are evenly spaced."""
     observations: int = 512
-    """Observations to predict from, evenly over the episodes, at most about so many."""
+    """Approximate limit on the observations to predict from, spread evenly over the episodes."""
     shown: int = 4
-    """Worst episodes to show with video, and with what the policy looks at."""
+    """Number of worst episodes to show with video and with what the policy looks at."""
     batch: int = 8
-    """Observations of a batch."""
+    """Observations per batch."""
     euler_steps: int | None = None
-    """Steps of the flow sampler; the policy's own if not given."""
+    """Steps of the flow sampler; default: the policy's own."""
     solver: Solver | None = None
-    """Method of its steps, each of one evaluation: euler, or ab2, of the second order; the policy's
-    own if not given."""
+    """Method of the sampler's steps: euler, or the second-order ab2, both with one evaluation per
+    step; default: the policy's own."""
     dtype: str | None = None
-    """Dtype of the parameters in memory, such as bfloat16; as saved by default."""
+    """Dtype of the parameters in memory, such as bfloat16; default: as saved."""
     options: Annotated[PolicyOptions, tyro.conf.arg(name="")] = field(default_factory=PolicyOptions)
     family: Path | None = None
-    """Python file that defines the model's family, if it is not one of ours; it runs."""
+    """Python file that defines the model's family, if it is not one of ours; the file is run."""
     data_format: str = ""
-    """Format of yours to read the dataset by, path/to/file.py:NAME; the file's Python runs."""
+    """Your own format to read the dataset with, path/to/file.py:NAME; the file is run."""
 
 
 def run(config: OpenLoopConfig, console: Console) -> OpenLoop:

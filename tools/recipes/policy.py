@@ -16,32 +16,33 @@ from models.flow.flow import Solver
 
 @dataclass(frozen=True)
 class PolicyOptions:
-    """Facts about a policy that its files may not tell."""
+    """Facts about a policy that its files may not contain."""
 
     released: str | None = None
-    """Released policy that it is, such as pi05_droid, where its folder is not named so: the table
-    of these tells what files do not."""
+    """Name of the released policy, such as pi05_droid, if its folder has another name: a table
+    supplies what the files lack."""
     horizon: int | None = None
-    """Steps of a chunk, which openpi's checkpoints do not tell."""
+    """Steps of a chunk, which openpi's checkpoints do not contain."""
     tokenizer: Path | None = None
-    """SentencePiece file, which openpi's checkpoints lack; for GR00T a tokenizer.json, or the
+    """SentencePiece file, which openpi's checkpoints lack; for GR00T, a tokenizer.json or the
     folder of Eagle's processor."""
     fast: Path | None = None
-    """Folder of the FAST tokenizer of a π0-FAST that came without it."""
+    """Folder of the FAST tokenizer, for a π0-FAST that came without it."""
     cameras: tuple[str, ...] = ()
-    """Robot's cameras and the policy's that they feed, as ROBOT=POLICY where names differ; the
-    policy's others keep their names and may be absent."""
+    """Pairs ROBOT=POLICY of the robot's cameras and the policy's cameras that they feed, where the
+    names differ. The policy's other cameras keep their names and may be absent."""
     state: StateOption | None = None
-    """Form in which π reads the state: the robot's dims as text, all of the model's as text, a
-    token of its own, or none."""
+    """Form in which π reads the state: text (the robot's dims), text-padded (all of the model's
+    dims as text), suffix (a token of its own), or none."""
     relative: tuple[int, ...] | None = None
-    """Action dims that the model measures from the state dim of the same number; nothing after the
-    option if none are."""
+    """Action dims that the model measures from the state dim of the same number; give the option
+    without numbers if there are none."""
     robot: str | None = None
-    """Name of the robot that acts, of several in the mixture that a checkpoint learnt from; of the
-    statistics to take in an openpi checkpoint's assets; or GR00T's tag of the embodiment."""
+    """Robot that acts, if there are several: its name in the mixture that the checkpoint was
+    trained on; for openpi, the name of the statistics in the checkpoint's assets; for GR00T, the
+    embodiment's tag."""
     modality: Path | None = None
-    """GR00T's modality.json, which orders the parts of a robot in NVIDIA's checkpoints."""
+    """GR00T's modality.json, which gives the order of a robot's parts in NVIDIA's checkpoints."""
 
 
 DEFAULTS = PolicyOptions()

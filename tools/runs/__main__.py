@@ -1,5 +1,5 @@
-"""List, compare and plot runs of tools.train and tools.rl: a table, their configs' differences, one
-page of HTML with learning curves and films, or a moving picture of the films alone.
+"""List, compare and plot runs of tools.train and tools.rl: a table, the differences between their
+configs, an HTML page with learning curves and films, or an animated image of the films alone.
 
     python -m tools.runs list runs
     python -m tools.runs compare runs/small runs/large
@@ -7,7 +7,7 @@ page of HTML with learning curves and films, or a moving picture of the films al
     python -m tools.runs plot runs/large --watch
     python -m tools.runs film runs/large --out large.webp
 
-PATH is the folder of a run, or of several; what is read may be under way.
+PATH is the folder of a run, or a folder of several runs; runs may still be in progress.
 """
 
 import time
@@ -34,13 +34,21 @@ _SECONDS = 5
 
 @app.command(name="list")
 def list_command(paths: RunPaths = (Path("runs"),)) -> None:
-    """Print a table of runs: where they stand, their losses, success, and time."""
+    """Print a table of runs: their progress, losses, success and time.
+
+    Args:
+      paths: folders of runs, or folders that hold several.
+    """
     show_runs(read_runs(find_runs(paths)), Console())
 
 
 @app.command(name="compare")
 def compare_command(paths: RunPaths = (Path("runs"),)) -> None:
-    """Print the table, and which fields of the runs' configs differ."""
+    """Print the table, and the fields in which the runs' configs differ.
+
+    Args:
+      paths: folders of runs, or folders that hold several.
+    """
     runs, console = read_runs(find_runs(paths)), Console()
     show_runs(runs, console)
     if len(runs) > 1:
@@ -55,12 +63,13 @@ def plot_command(
     metrics: tuple[str, ...] = METRICS,
     watch: bool = False,
 ) -> None:
-    """Write one page of HTML: table, learning curves, differences of configs, films.
+    """Write one HTML page: table, learning curves, differences between configs, films.
 
     Args:
-      out: the page.
-      metrics: names of metrics.jsonl to draw, or patterns such as 'val_*'.
-      watch: write the page again as long as one of the runs is under way; it reads itself again.
+      paths: folders of runs, or folders that hold several.
+      out: page to write.
+      metrics: names from metrics.jsonl to draw, or patterns such as 'val_*'.
+      watch: rewrite the page as long as one of the runs is in progress; the page reloads itself.
     """
     console = Console()
     console.print(f"Page: {out}", soft_wrap=True)
@@ -83,12 +92,13 @@ def film_command(
     edge: int = 160,
     quality: int = 50,
 ) -> None:
-    """Write the films of the runs' reports side by side, as one moving picture (animated WebP).
+    """Write the films from the runs' reports side by side, as one animated image (WebP).
 
     Args:
-      out: the picture.
-      edge: of a film, pixels.
-      quality: of WebP, 0 to 100: what a film takes in the file.
+      paths: folders of runs, or folders that hold several.
+      out: image to write.
+      edge: edge of a film, in pixels.
+      quality: WebP quality, 0 to 100, on which the size of a film in the file depends.
     """
     found = [read_films(path) for path in find_runs(paths)]
     console = Console()

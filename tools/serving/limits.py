@@ -6,27 +6,28 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds that hold for each client, and on their number.
+    """Limits on each client, and on the number of clients.
 
     Raises:
       ValueError: one of them would let nobody in.
     """
 
     clients: int = 64
-    """Connected at once; more take the place of idle ones, or are refused with HTTP status 503."""
+    """Clients at once; further ones replace idle ones, or are refused with HTTP status 503."""
     idle_seconds: float = 120.0
-    """Seconds after a client's last answer until another may take its place if all are taken."""
+    """Seconds after a client's last answer until another may replace it if all places are taken."""
     handshakes: int = 64
-    """Connections that are not open yet; one more ends the oldest of them."""
+    """Connections that are still being opened; one more ends the oldest of them."""
     message_bytes: int = 16 * 2**20
-    """Largest size of a message; a longer one ends its connection with close code 1009."""
+    """Largest message in bytes; a larger one ends its connection with close code 1009."""
     rate: float = 100.0
-    """Requests a second of one client; as many may come at once after a pause of a second."""
+    """Requests per second of one client; after a pause of a second, as many may come at once."""
     state_range: float = 100.0
-    """Half ranges of the training data (standard deviations, where it is scaled by these) that a
-    state may lie from their middle; others are refused. 0 takes any."""
+    """Largest distance of a state from the middle of the training data, in half ranges of the data
+    (standard deviations, if it is scaled by these). States beyond it are refused; 0 accepts
+    any."""
     drain_seconds: float = 30.0
-    """Seconds for requests in flight after SIGTERM."""
+    """Seconds that requests in flight have after SIGTERM."""
 
     def __post_init__(self) -> None:
         for name in ("clients", "handshakes", "message_bytes", "rate"):

@@ -1,9 +1,9 @@
-"""Many robots at once, for measuring a server: each asks again as soon as it is answered.
+"""Many robots at once, to measure a server: each sends a request as soon as its last is answered.
 
     python -m tools.serving.robots ws://127.0.0.1:8000 --robots 8 --requests 20
 
-Prints as JSON how many seconds it took, and each request by itself. Pictures and states are random,
-of the kinds that the server's metadata asks for.
+Prints JSON with the seconds that all requests took together and that each of them took. Images and
+states are random, of the kinds that the server's metadata asks for.
 """
 
 import asyncio
@@ -81,14 +81,14 @@ def main(
     size: int = 224,
     prompt: str = "pick up the red block",
 ) -> None:
-    """Ask a server as fast as it answers.
+    """Send requests to a server as fast as it answers.
 
     Args:
-      url: ws://HOST:PORT of the server.
-      robots: clients at once.
-      requests: of each robot.
-      size: of the pictures, in pixels.
-      prompt: what every robot is told.
+      url: address of the server, ws://HOST:PORT.
+      robots: number of clients at once.
+      requests: requests per robot.
+      size: edge of the images, in pixels.
+      prompt: prompt that every robot sends.
     """
     print(json.dumps(asyncio.run(_ask_all(url, robots, requests, size, prompt))))
 
