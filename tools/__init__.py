@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 
-from tools.command_line.help import asks_for_help, leave_out_what_computes
+from tools.command_line.help import asks_for_help, join_lines, leave_out_what_computes
 
 _EMITTERS = "--xla_cpu_use_fusion_emitters"
 _FORCED = "--xla_force_host_platform_device_count"
@@ -60,6 +60,7 @@ def _refuse_shadows() -> None:
 
 
 _refuse_shadows()
+join_lines()
 
 
 def _is_a_command() -> bool:

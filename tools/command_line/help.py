@@ -40,21 +40,19 @@ def asks_for_help(arguments: Sequence[str]) -> bool:
 
 def leave_out_what_computes() -> None:
     """Makes placeholders of the packages that are imported from now on, in a process that is to
-    print help: one that parses its options and goes on is ended. Once JAX is there, only lines of
-    help are joined."""
-    has_tyro = find_spec("tyro") is not None  # `tools.bench.gpu` does without
-    if has_tyro:
-        _join_lines()
+    print help: one that parses its options and goes on is ended. Does nothing once JAX is there."""
     if "jax" in sys.modules:
         return
     sys.meta_path.insert(0, _Finder())
-    if has_tyro:
+    if find_spec("tyro") is not None:  # `tools.bench.gpu` does without, to say what is missing
         _end_after_parsing()
 
 
-def _join_lines() -> None:
-    """Leaves it to the terminal's width where an option's help breaks; tyro (1.0.17) keeps the line
-    ends of docstrings."""
+def join_lines() -> None:
+    """Wraps the help of options at the terminal's width alone: tyro (1.0.17) also keeps the line
+    breaks of docstrings. Does nothing without tyro's packages."""
+    if find_spec("docstring_parser") is None:
+        return
     import docstring_parser
 
     def joining(parse: Callable[..., docstring_parser.Docstring]) -> Any:
