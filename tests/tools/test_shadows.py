@@ -27,9 +27,12 @@ def test_a_package_in_the_working_directory_that_hides_ours_is_named(tmp_path, n
 
 
 def test_folders_without_python_hide_nothing(tmp_path):
+    """Many keep their datasets in a folder data/."""
     for name in ("models", "data", "tools"):
         (tmp_path / name).mkdir()
     assert run(tmp_path).returncode == 0
+    script = [sys.executable, "-c", "from data import open_dataset; from models import load_policy"]
+    assert subprocess.run(script, cwd=tmp_path).returncode == 0
 
 
 def test_python_can_leave_the_working_directory_out(tmp_path):
