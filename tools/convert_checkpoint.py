@@ -69,7 +69,8 @@ def main(
       target: directory to write.
       to: format to write: chiliad, or one that the model's family supports: openpi and lerobot
         (π), groot.
-      dtype: dtype of the parameters; default: as saved. Files for openpi and GR00T are in float32.
+      dtype: dtype of the parameters; default: as saved by Chiliad, float32 for other codes. Files
+        for openpi and GR00T are in float32.
       euler_steps: steps of the flow sampler to save; default: the policy's own.
       solver: method of the sampler's steps to save; default: the policy's own. LeRobot knows only
         euler.

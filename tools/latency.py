@@ -10,6 +10,7 @@ import os
 import sys
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +54,8 @@ def main(config: LatencyConfig, console: Console) -> None:
     suite = load_suite(config.suite)
     chunks: list[float] = []
     resets: list[float] = []
-    for task in suite.groups(config.tasks)[0] if config.tasks else suite.tasks[:1]:
+    asked = suite.groups(config.tasks) if config.tasks else [suite.tasks[:1]]
+    for task in chain.from_iterable(asked):
         with closing(suite.open((task,), 1, config.image_size)) as slots:
             starts = [Start(task, seed) for seed in range(max(config.resets, 1))]
             each = max(config.chunks // len(starts), 1)
@@ -73,7 +75,10 @@ def _said(measured: Measured) -> str:
 if __name__ == "__main__":
     guard_tracebacks()
     config = tyro.cli(
-        LatencyConfig, args=current_options(sys.argv[1:], LatencyConfig), description=__doc__
+        LatencyConfig,
+        args=current_options(sys.argv[1:], LatencyConfig),
+        prog="python -m tools.latency",
+        description=__doc__,
     )
     with in_a_line(writing=config.out):
         main(config, Console())

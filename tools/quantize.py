@@ -158,7 +158,7 @@ def main(
         observations are used to round numbers together.
       observations: number of these observations that the policy acts on, spread over all episodes;
         default: 256.
-      dtype: dtype of the other parameters; default: as saved.
+      dtype: dtype of the other parameters; default: as saved by Chiliad, float32 for other codes.
       family: Python file that defines the model's family, if not one of ours; the file is run.
       options: facts about the policy that its files do not contain.
     """

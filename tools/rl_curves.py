@@ -34,4 +34,4 @@ def main(
 
 if __name__ == "__main__":
     guard_tracebacks()
-    tyro.cli(main, prog="python -m tools.rl_curves")
+    tyro.cli(main, prog="python -m tools.rl_curves", description=__doc__)

@@ -93,7 +93,8 @@ class ServeConfig:
     """Method of the sampler's steps: euler, or the second-order ab2, both with one evaluation per
     step; default: the policy's own."""
     dtype: str | None = None
-    """Dtype of the parameters in memory, such as bfloat16; default: as saved."""
+    """Dtype of the parameters in memory, such as bfloat16; default: as saved by Chiliad, float32
+    for checkpoints of other codes."""
     family: Path | None = None
     """Python file that defines the model's family, if it is not one of ours; the file is run."""
     longest_prompt: int | None = None

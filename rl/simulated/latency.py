@@ -141,7 +141,7 @@ def measure(
 
     Args:
       starts: acted one after another; the first is acted for one chunk before anything is timed.
-      execute: control steps a chunk.
+      replan_steps: control steps per chunk.
       each: chunks an episode, if it is that long.
 
     Raises:

@@ -30,6 +30,25 @@ def test_a_suites_latencies_are_written_for_the_benchmark(tmp_path, monkeypatch)
     assert min(measured.reset.seconds) >= 0.002
 
 
+def test_every_task_that_is_named_is_measured_also_of_a_suite_that_opens_one_at_a_time(
+    tmp_path, monkeypatch
+):
+    fixed, opened = Latencies(Constant(0.0), Constant(0.0)), []
+
+    def open_slots(tasks, count, size):
+        opened.extend(tasks)
+        return Synthetic(fixed, count, world=Points(picture=size))
+
+    tasks = ("reach", "push", "lift")
+    found = Suite("points", tasks, 50, open_slots, together=False)
+    monkeypatch.setattr(latency, "load_suite", lambda name: found)
+    asked = LatencyConfig(
+        tmp_path / "p.json", tasks=("reach", "lift"), chunks=2, resets=1, image_size=16
+    )
+    latency.main(asked, Console(quiet=True))
+    assert opened == ["reach", "lift"]
+
+
 def test_a_task_that_the_suite_lacks_is_named(monkeypatch):
     found = Suite("points", ("reach",), 50, lambda tasks, count, size: None)
     monkeypatch.setattr(latency, "load_suite", lambda name: found)

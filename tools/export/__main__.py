@@ -47,7 +47,8 @@ def main(
       to: stablehlo, for both cpu and cuda, or onnx.
       batch: observations per call.
       sent: policy's cameras whose images are sent; default: all.
-      dtype: dtype of weights and activations; default: as saved. ONNX is written in float32.
+      dtype: dtype of weights and activations; default: as saved by Chiliad, float32 for other
+        codes. ONNX is written in float32.
       family: Python file that defines the model's family, if not one of ours; the file is run.
       euler_steps: steps of the flow sampler; default: the policy's own.
       solver: method of the sampler's steps: euler, or the second-order ab2, both with one

@@ -96,7 +96,8 @@ class EvaluateConfig:
     token_file: Path | None = None
     """File whose only line is the token that this server requires."""
     dtype: str | None = None
-    """Dtype of the parameters in memory, such as bfloat16; default: as saved."""
+    """Dtype of the parameters in memory, such as bfloat16; default: as saved by Chiliad, float32
+    for checkpoints of other codes."""
     options: Annotated[PolicyOptions, tyro.conf.arg(name="")] = field(default_factory=PolicyOptions)
     family: Path | None = None
     """Python file that defines the model's family, if it is not one of ours; the file is run."""

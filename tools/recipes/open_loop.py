@@ -83,7 +83,8 @@ class OpenLoopConfig:
     """Method of the sampler's steps: euler, or the second-order ab2, both with one evaluation per
     step; default: the policy's own."""
     dtype: str | None = None
-    """Dtype of the parameters in memory, such as bfloat16; default: as saved."""
+    """Dtype of the parameters in memory, such as bfloat16; default: as saved by Chiliad, float32
+    for checkpoints of other codes."""
     options: Annotated[PolicyOptions, tyro.conf.arg(name="")] = field(default_factory=PolicyOptions)
     family: Path | None = None
     """Python file that defines the model's family, if it is not one of ours; the file is run."""

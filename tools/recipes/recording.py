@@ -83,7 +83,8 @@ class RecordConfig:
     """Resume an interrupted recording, up to the requested number of episodes; give the other
     options as at its start."""
     dtype: str | None = None
-    """Dtype of the policy's parameters in memory, such as bfloat16; default: as saved."""
+    """Dtype of the policy's parameters in memory, such as bfloat16; default: as saved by Chiliad,
+    float32 for checkpoints of other codes."""
     options: Annotated[PolicyOptions, tyro.conf.arg(name="")] = field(default_factory=PolicyOptions)
 
 
