@@ -115,6 +115,27 @@ def test_a_whole_checkpoint_in_a_bucket_keeps_its_optimizer_state(trained, memor
     same_weights(url, trained)
 
 
+def test_what_a_bucket_holds_is_removed_only_once_what_replaces_it_is_there(
+    trained, memory, monkeypatch
+):
+    url = "memory://bucket/mine"
+    bucket = Bucket(url)
+    for name in ("notes.txt", "old/weights.bin", "digests.json"):
+        bucket.write(name, b"theirs")
+
+    def fails(*_):
+        raise OSError("the connection was lost")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Bucket, "put", fails)
+        with pytest.raises(OSError, match="connection was lost"):
+            checkpoint_tool.push_command(trained, url, options=replace(LICENSED, replace=True))
+    assert set(bucket.list()) == {"notes.txt", "old/weights.bin"}, "whole no more, but there"
+    checkpoint_tool.push_command(trained, url, options=replace(LICENSED, replace=True))
+    assert not {"notes.txt", "old/weights.bin"} & bucket.list().keys()
+    same_weights(url, trained)
+
+
 def test_what_is_pushed_has_a_licence():
     with pytest.raises(ValueError, match=r"Give --license, such as apache-2.0"):
         licence(PushOptions(), Console(file=None, force_terminal=False))

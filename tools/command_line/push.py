@@ -68,9 +68,10 @@ def push(
             f"{url} holds {len(held)} files already, such as {min(held)[:80]!r}; give another "
             "place, or --replace to put this there instead."
         )
-    bucket.remove(sorted(held, key=lambda name: not name.endswith("digests.json")))
+    bucket.remove(name for name in held if name == names[-1] or name.endswith("digests.json"))
     bucket.put(folder, names[:-1])
     bucket.write("README.md", card.encode())
+    bucket.remove(sorted(held.keys() - {*names, "README.md"}))
     bucket.put(folder, names[-1:])
     return url
 
