@@ -1,4 +1,4 @@
-"""Models: attention, flow-matching policies and their inputs. Knows no dataset, no mesh."""
+"""Models: attention, flow-matching policies and their inputs. They know no dataset and no mesh."""
 
 from models.inputs.embodiment import Embodiment, Normalizer, Scaling
 from models.inputs.packed_batch import Layout, PackedBatch, Sample, pack

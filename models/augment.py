@@ -1,9 +1,11 @@
-"""Training pictures that vary: cropped, rotated, shifted and recoloured inside the compiled step.
+"""Image augmentation in training: pictures are cropped, rotated, shifted and recoloured inside the
+compiled step.
 
-A picture changes by (key, sample id, camera) alone: not by what its sample is packed with, and each
-camera by itself. Crop and rotation are one affine, bilinear warp; brightness, contrast, saturation
-and hue one affine map of colours, with the meanings that torchvision's ColorJitter gives them. A
-shift moves whole pixels and repeats the edge (DrQ, Kostrikov et al., arXiv 2004.13649).
+A picture's changes depend on (key, sample id, camera) alone, not on what its sample is packed with;
+each camera varies by itself. Crop and rotation are one affine, bilinear warp; brightness, contrast,
+saturation and hue are one affine map of colours, with the meanings that torchvision's ColorJitter
+gives them. A shift moves whole pixels and repeats the edge (DrQ, Kostrikov et al., arXiv
+2004.13649).
 """
 
 from collections.abc import Sequence
@@ -67,7 +69,7 @@ class AugmentConfig:
 
 @dataclass(frozen=True)
 class Augmented:
-    """A model to train: `loss` sees augmented pictures. Measure and sample with `model` itself.
+    """A model to train: `loss` sees augmented pictures. To evaluate and sample, use `model` itself.
 
     `cameras`: names of the cameras of every embodiment, in order.
     """
@@ -86,13 +88,13 @@ class Augmented:
 
     @property
     def term_names(self) -> tuple[str, ...]:
-        """The model's, if it has some."""
+        """Names of the model's loss terms, if it has several."""
         return getattr(self.model, "term_names", ())
 
     def losses(
         self, params: Any, batch: PackedBatch, key: PRNGKeyArray
     ) -> tuple[Float[Array, ""], tuple[Float[Array, ""], dict[str, Float[Array, ""]]]]:
-        """`loss` with its terms, of a model that has several."""
+        """`loss` with its terms, for a model that has several."""
         return require(self.model, "losses", "the terms of its loss")(
             params, self._varied(batch, key), key
         )
@@ -109,10 +111,11 @@ def augment(
     cameras: Sequence[Sequence[str]],
     tokens_per_image: int,
 ) -> PackedBatch:
-    """The batch with other pictures in its used image slots; all else, and padding, is left.
+    """The batch with augmented pictures in its used image slots; everything else, including
+    padding, is unchanged.
 
     Args:
-      key: of this step, for all samples.
+      key: the step's key, for all samples.
       cameras: names of the cameras of every embodiment.
       tokens_per_image: prefix places that a picture fills.
     """
@@ -142,7 +145,8 @@ def augment_image(
     config: AugmentConfig,
     movable: Bool[Array, ""] | bool = True,
 ) -> UInt8[Array, "s s 3"]:
-    """One picture, changed as `key` says; not `movable`, in its colours only."""
+    """One picture, augmented at random from `key`; if it is not `movable`, only its colours
+    change."""
     warp_key, colour_key = jax.random.split(key)
     pixels = image.astype(jnp.float32)
     if config.shift:
@@ -167,8 +171,8 @@ def _shifted(
 def _warp(
     image: UInt8[Array, "s s 3"], key: PRNGKeyArray, config: AugmentConfig, movable: Any
 ) -> Float[Array, "s s 3"]:
-    """Reads every pixel where the inverse of crop and rotation puts it; beyond the edge, the
-    edge's."""
+    """Reads every pixel from where the inverse of crop and rotation puts it; beyond the edge, it
+    repeats the edge."""
     size = image.shape[0]
     middle = (size - 1) / 2
     y_shift, x_shift, turn = jax.random.uniform(key, (3,), minval=-1, maxval=1) * movable
@@ -207,7 +211,7 @@ def _recolour(
 def _movable(
     config: AugmentConfig, cameras: Sequence[Sequence[str]]
 ) -> Bool[np.ndarray, "embodiments cameras"]:
-    """Mask of the cameras that may be cropped and rotated."""
+    """Mask of the cameras that may be cropped, rotated and shifted."""
     movable = np.zeros((len(cameras), max(1, *map(len, cameras))), bool)
     for robot, names in enumerate(cameras):
         for camera, name in enumerate(names):

@@ -1,8 +1,8 @@
-"""Many callers, one compiled policy: what they submit is gathered into batches and answered through
+"""Many callers, one compiled policy: submitted items are gathered into batches and answered through
 futures.
 
-What serving, evaluation and RL share (dynamic batching as in RL-VLA3, arXiv 2602.05765): a batch is
-run when it is full, when its first item has waited long enough, or when nobody else can come.
+Serving, evaluation and RL share it (dynamic batching as in RL-VLA3, arXiv 2602.05765). A batch runs
+when it is full, when its first item has waited long enough, or when no other caller can submit.
 """
 
 import queue
@@ -27,13 +27,13 @@ class Statistics:
     batches: dict[int, int]
     """Number of batches run, by number of items."""
     rows: int
-    """Items run, each batch padded to the next of the sizes."""
+    """Rows run: the items, with each batch padded to the next of the sizes."""
     failed: int
     """Items whose batch raised; they count in `batches` too."""
     cancelled: int
-    """Items given up by their caller, or by `close`, before their batch."""
+    """Items cancelled by their caller, or by `close`, before their batch ran."""
     refused: int
-    """Items that found the queue full for all of their timeout."""
+    """Items that were refused because the queue stayed full for all of their timeout."""
     waited: float
     """Seconds that all items together spent in the queue."""
     running: float
@@ -43,7 +43,7 @@ class Statistics:
     depth: int
     """Items in the queue now."""
     deepest: int
-    """Most items that were ever in it."""
+    """Largest number of items that the queue has held."""
 
     @property
     def items(self) -> int:
@@ -63,22 +63,22 @@ class _Waiting(NamedTuple, Generic[Item, Result]):
 
 
 class Batcher(Generic[Item, Result]):
-    """Runs what is submitted in batches, in the order of arrival, on a thread of its own.
+    """Runs submitted items in batches, in order of arrival, on a thread of its own.
 
-    A batch has at most the largest of `sizes` items. It is run as soon as there are so many,
-    `deadline` seconds after its first item arrived, or when `outstanding()` is 0 or less; time that
-    items spend in the queue while another batch is run counts. An exception goes to the futures of
-    its batch alone. A future that was cancelled in time is not run. Callbacks of futures are called
-    on the batcher's thread and must not wait for it.
+    A batch has at most the largest of `sizes` items. It runs as soon as it has that many,
+    `deadline` seconds after its first item arrived, or when `outstanding()` is 0 or less; time in
+    the queue while another batch runs counts. An exception goes only to the futures of its own
+    batch. An item whose future was cancelled in time is not run. Callbacks of futures are called on
+    the batcher's thread and must not wait for it.
 
     Args:
-      run: one result for each of the items that it is given. `Policy.answer` is such a function.
-      sizes: of batches, such as `policy.sizes`.
-      deadline: in seconds; 0 takes what there is.
-      capacity: items that the queue holds.
+      run: returns one result for each item that it is given, as `Policy.answer` does.
+      sizes: batch sizes, such as `policy.sizes`.
+      deadline: in seconds; 0 runs whatever is in the queue.
+      capacity: most items that the queue holds.
       outstanding: how many callers could still submit before they are answered; asked on the
         batcher's thread, after every arrival and every `recheck`.
-      clock: seconds, never going back.
+      clock: monotonic time in seconds.
 
     Raises:
       ValueError: sizes, deadline or capacity are out of range.
@@ -101,7 +101,7 @@ class Batcher(Generic[Item, Result]):
             )
         self._run, self._outstanding, self._clock = run, outstanding, clock
         self._sizes, self._deadline, self._capacity = sorted(sizes), deadline, capacity
-        self._changed = threading.Condition()  # guards all that follows
+        self._changed = threading.Condition()  # guards all attributes below
         self._queue: deque[_Waiting[Item, Result]] = deque()
         self._changes = 0
         self._closed = False
@@ -113,13 +113,14 @@ class Batcher(Generic[Item, Result]):
         self._thread.start()
 
     def submit(self, item: Item, timeout: float | None = None) -> "Future[Result]":
-        """The item's result, some time later.
+        """Adds an item to the queue and returns the future of its result.
 
         Args:
-          timeout: seconds to wait while the queue is full; 0 is refused at once, None waits.
+          timeout: seconds to wait while the queue is full; 0 refuses at once, None waits without
+            limit.
 
         Raises:
-          queue.Full: there was no place in time.
+          queue.Full: the queue had no place in time.
           RuntimeError: the batcher is closed.
         """
         with self._changed:
@@ -143,8 +144,8 @@ class Batcher(Generic[Item, Result]):
             self._notify()
 
     def close(self, drain: bool = True) -> None:
-        """Takes no more items, and returns when all that were taken are answered; without `drain`
-        those that still wait are cancelled instead."""
+        """Stops taking items, and returns when all that were taken are answered; without `drain`,
+        items that still wait are cancelled instead."""
         with self._changed:
             self._closed = True
             dropped = [] if drain else list(self._queue)
@@ -159,7 +160,7 @@ class Batcher(Generic[Item, Result]):
             self._thread.join()
 
     def statistics(self) -> Statistics:
-        """A snapshot."""
+        """A snapshot of the counts."""
         with self._changed:
             return Statistics(
                 batches=dict(sorted(self._batches.items())),
@@ -204,7 +205,7 @@ class Batcher(Generic[Item, Result]):
             pass
 
     def _step(self) -> bool:
-        """One batch, or False at the end. Whatever is raised is the callers'."""
+        """Runs one batch; returns False at the end. Whatever is raised goes to the callers."""
         try:
             batch = self._next()
         except BaseException as error:  # `outstanding` raised
@@ -254,7 +255,7 @@ class Batcher(Generic[Item, Result]):
                 if self._closed or len(self._queue) >= self._sizes[-1] or left <= 0:
                     return self._take()
                 changes = self._changes
-            # asked without the lock, so that it may take locks under which others submit
+            # called without the lock, so that it may take locks under which others submit
             if self._outstanding is not None and self._outstanding() <= 0:
                 with self._changed:
                     return self._take()

@@ -1,5 +1,5 @@
-"""Frozen dataclasses to JSON values and back, so that a run or policy is rebuilt from its files
-alone, and what a user wrote is refused by the field that is wrong."""
+"""Conversion of frozen dataclasses to JSON values and back. A run or policy is rebuilt from its
+files alone, and errors in what a user wrote name the field that is wrong."""
 
 import dataclasses
 import reprlib
@@ -32,14 +32,14 @@ def from_json(kind: type[T], value: Any, where: str = "config") -> T:
     A `ModelConfig` is built as the family that its values name.
 
     Raises:
-      ValueError: a family is not known or another than `kind`'s, or a field is unknown, missing, of
-        another type, not finite or refused by its dataclass; the message gives its path.
+      ValueError: a family is unknown or not `kind`'s, or a field is unknown, missing, of another
+        type, not finite or refused by its dataclass; the message gives the field's path.
     """
     return _build(kind, value, where)
 
 
 def model_config(value: Any, where: str = "model") -> ModelConfig:
-    """A model's config from JSON, of the family that it names; raises as `from_json`."""
+    """A model's config from JSON, of the family that the JSON names; raises as `from_json`."""
     return _build(ModelConfig, value, where)
 
 
@@ -98,7 +98,7 @@ def _build(kind: Any, value: Any, where: str) -> Any:
 
 
 def _of_family(kind: Any, value: dict[str, Any], where: str) -> tuple[Any, dict[str, Any]]:
-    """The config class that the values are of, and the values without their family's name."""
+    """The config class that the values belong to, and the values without their family's name."""
     name = family_of(value)
     if kind is ModelConfig:
         try:

@@ -1,8 +1,8 @@
-"""A policy from whatever checkpoint one has: ours, openpi's Orbax directories, or safetensors of
+"""A policy from any supported checkpoint: ours, openpi's Orbax directories, or safetensors of
 LeRobot's π0 and π0.5 and of GR00T-N1.5.
 
-The kind is told by looking, sizes by the arrays' shapes, and what neither file nor shape tells is
-an argument.
+The kind is found from the files and the sizes from the arrays' shapes. Arguments give what neither
+the files nor the shapes show.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -74,37 +74,38 @@ def load_policy(
     Args:
       path: a run or checkpoint of ours (averaged parameters), a directory of openpi's (with
         `params`, or `params` itself), or a file or directory of safetensors; or the URL of one
-        (hf://org/name@revision, s3://…, gs://…), which is fetched.
+        (hf://org/name@revision, s3://…, gs://…), which is downloaded.
       dtype: of the parameters in memory, such as "bfloat16"; as saved (ours) or float32 if None.
-        Activations take it too where it is given.
-      mesh: spread the parameters over it; else they go to the first device.
-      steps: steps of the sampler, written into the model's config; its own if None.
-      solver: how it takes them, likewise: "euler" or "ab2" (docs/results/solver.md).
-      released: which policy of `models.checkpoints.released.RELEASED` it is, where its folder is
-        not named so.
-      horizon: steps of a chunk, which openpi's checkpoints do not tell.
-      state: form in which π reads the state, which files of π0.5 do not tell.
+        Activations use it too if it is given.
+      mesh: shards the parameters over it; if None, they go to the first device.
+      steps: steps of the sampler, written into the model's config; the config's own if None.
+      solver: solver of the sampler, likewise: "euler" or "ab2" (docs/results/solver.md).
+      released: name of the policy in `models.checkpoints.released.RELEASED`, if its folder has
+        another name.
+      horizon: steps of a chunk, which openpi's checkpoints do not record.
+      state: form in which π reads the state, which files of π0.5 do not record.
       relative: action dims that the model measures from the state dim of the same number.
-      cameras: the robot's names of cameras, each with the model's; the model's others keep
-        theirs and may be absent.
+      cameras: the robot's names of cameras, each mapped to the model's; the model's other cameras
+        keep their names and may be absent.
       tokenizer: a SentencePiece file, which openpi's checkpoints lack, or for GR00T a
         tokenizer.json or the folder of one, or its URL; needed for prompts as text.
-      fast: folder of the FAST tokenizer of a π0-FAST that came without it.
-      robot: which of several robots acts: by its name in the mixture that a checkpoint of ours
-        learnt from (its first, if None); by the statistics in an openpi checkpoint's assets or in
-        GR00T's metadata that scale state and actions (without any, both are in the model's units).
-      padding: for GR00T; "released" lets padded places be seen, as the release does; as saved if
+      fast: folder of the FAST tokenizer, for a π0-FAST that came without it.
+      robot: which of several robots acts. For a checkpoint of ours: its name in the mixture that
+        the checkpoint was trained on (the first robot if None). Otherwise: the name of the
+        statistics in an openpi checkpoint's assets, or in GR00T's metadata, that scale state and
+        actions (without any, both are in the model's units).
+      padding: for GR00T; with "released", padded places are seen, as in the release; as saved if
         None.
       modality: for NVIDIA's files of GR00T, the modality.json with the parts of the robot in the
         order in which its data config reads them.
 
     Raises:
-      FileNotFoundError: nothing there is a checkpoint.
-      ValueError: it is of another kind, of a family that is not known, not whole, or holds NaN,
-        every difference being listed; `steps` is less than one, or there is no such `solver`,
-        or none in the family; the family computes in one dtype
-        alone, or has no `padding`; or neither files, folder's name nor options tell how it acts,
-        every question being listed.
+      FileNotFoundError: there is no checkpoint at `path`.
+      ValueError: the checkpoint is of another kind or of an unknown family, is incomplete, or holds
+        NaN (every difference is listed); `steps` is less than one; `solver` does not exist, or the
+        family has none; the family computes in one dtype only, or has no `padding`; or neither the
+        files, the folder's name nor the options say how the policy acts (every open question is
+        listed).
     """
     if steps is not None and steps < 1:
         raise ValueError(f"steps is {steps}; the sampler needs at least one step.")
@@ -134,7 +135,8 @@ def load_policy(
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """Facts of a checkpoint; one of another code has a source, and a table to read it by."""
+    """Facts about a checkpoint. A checkpoint of another code has a source, and a table to read it
+    by."""
 
     config: ModelConfig
     processor: Processor | None
@@ -145,9 +147,10 @@ class CheckpointInfo:
 def load_params(
     path: Path, like: PyTree, found: CheckpointInfo | None = None, as_saved: bool = False
 ) -> PyTree:
-    """Only the parameters, as `like` (a tree of ShapeDtypeStructs) places and types them, or
-    `as_saved` in a checkpoint of ours, where that is 16 bits. Kernels that are in few bits there
-    but not in the checkpoint become so one by one, as they are read.
+    """Loads only the parameters, with the shardings and dtypes of `like` (a tree of
+    ShapeDtypeStructs); with `as_saved`, those that a checkpoint of ours holds in 16 bits stay so.
+    Kernels that are quantised in `like` but not in the checkpoint are quantised one by one, as they
+    are read.
 
     Raises:
       FileNotFoundError, ValueError: as `load_policy`.
@@ -166,10 +169,10 @@ def load_params(
 
 
 def begin_from(path: Path, model: Model, like: PyTree, seed: int) -> PyTree:
-    """The parameters of `like` to train from: a checkpoint's, and where it has no adapters but the
-    model does, fresh adapters, which compute nothing at first.
+    """The parameters of `like` to train from: those of a checkpoint and, if the model has adapters
+    but the checkpoint has none, new adapters, which have no effect at first.
 
-    Files of other codes do not tell the alpha of their adapters; the model's is taken for it.
+    Files of other codes do not record the alpha of their adapters; it is taken from the model.
 
     Raises:
       FileNotFoundError, ValueError: as `load_policy`; the checkpoint is of another model, or its
@@ -198,7 +201,7 @@ def begin_from(path: Path, model: Model, like: PyTree, seed: int) -> PyTree:
 
 
 def like_model(model: Model, dtype: str | None = None, mesh: Mesh | None = None) -> PyTree:
-    """A model's parameters as ShapeDtypeStructs, of `dtype` and spread over `mesh` if given."""
+    """A model's parameters as ShapeDtypeStructs, of `dtype` and sharded over `mesh` if given."""
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     wanted = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, jnp.dtype(dtype or x.dtype)), shapes
@@ -214,7 +217,7 @@ def like_model(model: Model, dtype: str | None = None, mesh: Mesh | None = None)
 
 
 def inspect_checkpoint(path: Path, told: ActingOptions | None = None) -> CheckpointInfo:
-    """Find a checkpoint's format, config and processor; none of its arrays is read."""
+    """Finds a checkpoint's format, config and processor, without reading its arrays."""
     path = local(path)
     found = inspect_params(path)
     told = told or ActingOptions()
@@ -239,8 +242,8 @@ def inspect_checkpoint(path: Path, told: ActingOptions | None = None) -> Checkpo
 
 
 def inspect_params(path: Path) -> CheckpointInfo:
-    """A checkpoint's format, and as much of its config as its parameters tell; a processor where
-    it is ours."""
+    """A checkpoint's format, and as much of its config as its parameters determine; a processor if
+    the checkpoint is ours."""
     path = local(path)
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; give a checkpoint's directory or file.")
@@ -265,7 +268,8 @@ def inspect_params(path: Path) -> CheckpointInfo:
 
 
 def _check_bits(path: Path, found: ModelConfig, wanted: ModelConfig) -> None:
-    """Raises ValueError if a checkpoint's kernels are in few bits, but not those asked for."""
+    """Raises ValueError if a checkpoint's kernels are quantised, but in another way than was asked
+    for."""
     held, asked = ((c.compute.quantized, c.compute.quantized_kind) for c in (found, wanted))
     if held[0] and held != asked:
         now = f"--model.compute.quantized {asked[0]!r} in {asked[1]}" if asked[0] else "f32"
@@ -312,7 +316,7 @@ _KINDS: dict[str, Kind] = {"float8_e4m3fn": "float8", "int8": "int8"}
 
 
 def _check_untold(path: Path, config: ModelConfig, told: ActingOptions) -> None:
-    """Raises ValueError if a checkpoint is told what its own files tell."""
+    """Raises ValueError if options give what a checkpoint's own files say."""
     horizon = getattr(config, "horizon", None)
     names = ("released", "state", "relative", "robot", "modality")
     given = [name for name in names if getattr(told, name) is not None]
@@ -365,8 +369,8 @@ def with_tokenizer(processor: Processor, path: Path) -> Processor:
     """The processor with the tokenizer in a file or folder.
 
     Raises:
-      FileNotFoundError: it is not there.
-      ValueError: it is of another kind than the policy's.
+      FileNotFoundError: the file or folder does not exist.
+      ValueError: the tokenizer is of another kind than the policy's.
     """
     if processor.chat:
         return replace(processor, bpe=ByteBpe.read(path).packed)
@@ -374,7 +378,7 @@ def with_tokenizer(processor: Processor, path: Path) -> Processor:
 
 
 def _with_fast(path: Path, processor: Processor | None, folder: Path) -> Processor:
-    """The processor of a policy that came without its FAST tokenizer, with this one."""
+    """The processor with the FAST tokenizer in a folder, for a policy that came without one."""
     if processor is None or not processor.writes:
         raise ValueError(f"{path} does not write its chunks in FAST tokens; leave out fast.")
     given = Fast.load(folder)
@@ -387,9 +391,9 @@ def _with_fast(path: Path, processor: Processor | None, folder: Path) -> Process
 
 
 def check_fit(config: ModelConfig, processor: Processor, where: str) -> None:
-    """Raises ValueError, naming `where` and the field, unless a processor prepares what the model
-    reads: rows of the same sizes, no token beyond its vocabulary, and no embodiment beyond those
-    that it tells apart."""
+    """Raises ValueError, naming `where` and the field, unless the processor prepares what the model
+    reads: rows of the same sizes, no token outside its vocabulary, and no more embodiments than it
+    tells apart."""
     for name, wanted in config.preparation.items():
         given = getattr(processor, name)
         if given != wanted:

@@ -1,9 +1,9 @@
-"""The contract between a family of models and all that trains, evaluates, serves, plans and
+"""The contract between a family of models and the code that trains, evaluates, serves, plans and
 improves it.
 
-A family is a config, a dataclass that derives from `ModelConfig`, and the `Model` that it builds.
-Nothing outside a family's own files asks which one it has: what only some families can do is asked
-for with `require`, which says in one sentence what is missing. A user's file adds a family by
+A family is a config (a dataclass that derives from `ModelConfig`) and the `Model` that it builds.
+Code outside a family's own files never checks which family it has; it asks for optional abilities
+with `require`, whose error says in one sentence what is missing. A user's file adds a family by
 defining its config (docs/own_model.md).
 """
 
@@ -35,7 +35,7 @@ _SHIPPED = {
     "pi0_fast": "models.pi.fast.model",
     "groot": "models.groot.model",
 }
-"""Families of ours, by the module that defines each; imported when first asked for."""
+"""Built-in families, each with the module that defines it; imported on first use."""
 _FAMILIES: dict[str, "tuple[type[ModelConfig], str]"] = {}
 """Families defined so far, each with its file."""
 
@@ -43,9 +43,9 @@ _FAMILIES: dict[str, "tuple[type[ModelConfig], str]"] = {}
 @dataclass(frozen=True)
 class Stack:
     """Layers that rows pass through, as the planner counts them: `width` of a token, `places` of a
-    row, and entries of keys and values together that a token leaves in each layer (0: not read
-    across places). Stages share its layers, or, where it is not `staged`, what passes through
-    them."""
+    row, and `keys`, the entries of keys and values together that a token leaves in each layer (0 if
+    no place reads another's). Pipeline stages share its layers or, if it is not `staged`, what
+    passes through them."""
 
     depth: int
     width: int
@@ -127,7 +127,7 @@ class ModelConfig(ABC):
     ) -> Layout:
         """Row sizes for this model; text fills at most the whole prefix unless said otherwise.
 
-        Training with cross-entropies takes `targets=config.targets`.
+        Training with cross-entropies passes `targets=config.targets`.
         """
         return Layout(
             prefix=prefix,
@@ -145,22 +145,22 @@ class ModelConfig(ABC):
 
     @property
     def preparation(self) -> dict[str, Any]:
-        """The fields that a Processor must have to prepare what this model reads."""
+        """Values that a Processor's fields must have to prepare what this model reads."""
         names = ("image_size", "state_dim", "action_dim", "horizon", "state_input")
         return {name: getattr(self, name) for name in names}
 
     @property
     def cross_entropies(self) -> Mapping[str, float]:
-        """Weights of the losses of targets, by name, where not 0."""
+        """Weights of the losses of targets, by name; only those that are not 0."""
         return {}
 
     @property
     def adapted(self) -> bool:
-        """Low-rank adapters beside some of its kernels."""
+        """True if some of its kernels have low-rank adapters."""
         return False
 
     def computing(self: Config, **changes: Any) -> Config:
-        """The same architecture with other fields of `compute`.
+        """The same architecture with these fields of `compute` changed.
 
         Raises:
           ValueError: the family has no such field.
@@ -168,7 +168,7 @@ class ModelConfig(ABC):
         return self.changed(compute=replace(self.compute, **changes))
 
     def changed(self: Config, **values: Any) -> Config:
-        """The same with other values of fields.
+        """The same config with these fields changed.
 
         Raises:
           ValueError: the family has no such field.
@@ -185,7 +185,8 @@ class ModelConfig(ABC):
 
 class Model(Protocol):
     """A trained or trainable policy as pure functions of (parameters, batch, key); parameters are a
-    nested dict of arrays. Built by its config, hashable, and equal to another of the same config.
+    nested dict of arrays. Its config builds it. It is hashable, and equal to any other model of the
+    same config.
 
     `PackedBatch` has R rows of K samples; actions are [R, K, horizon, action_dim], f32 and
     normalised; `action_mask` says which of them count.
@@ -197,13 +198,13 @@ class Model(Protocol):
 
     @property
     def sharding_rules(self) -> Rules:
-        """Cuts of each parameter; every path must match exactly one rule."""
+        """Rules that shard the parameters; every path must match exactly one rule."""
 
     @property
     def groups(self) -> Mapping[str, str]:
-        """Parts that are trained or frozen together: by name, a regex that the beginning of a
-        parameter's path matches; some may lie within others. `optimizer.rate_factors` may say
-        "@name" for it; RL's presets train "action", the part that draws chunks and that
+        """Parts that are trained or frozen together: each name with a regex that the beginning of a
+        parameter's path matches. A part may lie within another. `optimizer.rate_factors` accepts
+        "@name" for a part; RL's presets train "action", the part that draws chunks and that
         `FlowModel.observe` does not read."""
 
     def init(self, key: PRNGKeyArray) -> Params:
@@ -213,8 +214,8 @@ class Model(Protocol):
         self, params: Params, batch: PackedBatch, key: PRNGKeyArray
     ) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """The loss summed over valid action entries (weighted by `batch.weight`), and their
-        weighted count; a sample's share depends on (key, its id) and not on what it is packed
-        with."""
+        weighted count. A sample's share depends on (key, its id), not on the samples that it is
+        packed with."""
 
     def sample_actions(
         self,
@@ -224,13 +225,13 @@ class Model(Protocol):
         steps: int = ...,
         guidance: Guidance | Given | None = None,
     ) -> Float[Array, "r k h a"]:
-        """Normalised action chunks from unit noise; `guidance` draws them towards given actions,
-        or, in families with `rtc_max_delay`, they begin with these."""
+        """Normalised action chunks from unit noise. `guidance` pulls them towards given actions or,
+        in families with `rtc_max_delay`, makes them begin with the given actions."""
 
 
 class FlowModel(Model, Protocol):
-    """A model whose chunks follow a velocity field in the time of `models.flow.flow`; what RL,
-    `Policy.loss` and guidance use. `field(params, batch, observe(params, batch))` is
+    """A model whose chunks follow a velocity field, in the time convention of `models.flow.flow`.
+    RL, `Policy.loss` and guidance need one. `field(params, batch, observe(params, batch))` equals
     `field(params, batch)`."""
 
     @property
@@ -242,22 +243,23 @@ class FlowModel(Model, Protocol):
         """Width of the features from which the velocity is read."""
 
     def observe(self, params: Params, batch: PackedBatch) -> Any:
-        """All that is made of an observation before the actions, as a tree of arrays [R, ...]."""
+        """Everything computed from an observation before the actions: a tree of arrays [R, ...]."""
 
     def field(self, params: Params, batch: PackedBatch, observed: Any = None) -> flow.Field:
-        """The batch's velocity field; what is not `observed` yet is read once, here."""
+        """The batch's velocity field; without `observed`, the observation is read once, here."""
 
 
 def told(model: Any, processor: Any) -> Any:
-    """The model, which may have a method `reading(processor) -> model` if sampling needs more of a
-    `Processor` than batches hold, such as its tokenizers."""
+    """The model to sample with. A model may define `reading(processor) -> model` if sampling needs
+    more of a `Processor` than batches hold, such as its tokenizers."""
     reading = getattr(model, "reading", None)
     return model if reading is None or processor is None else reading(processor)
 
 
 TERMS = ("term_names", "losses")
-"""Optional members of a Model whose loss has several terms: their names, and `losses(params, batch,
-key)`, the loss's sum with (its count, each term's sum by name). Training logs them one by one."""
+"""Optional members of a Model whose loss has several terms: the terms' names, and `losses(params,
+batch, key)`, which returns the loss's sum and (its count, each term's sum by name). Training logs
+the terms one by one."""
 
 FLOW = ("field", "observe", "observing", "feature_width")
 """Members of a FlowModel beyond those of a Model."""
@@ -267,7 +269,7 @@ def require(owner: Any, name: str, purpose: str) -> Any:
     """The attribute or method `name` of a model or a config.
 
     Raises:
-      ValueError: its family has none; `purpose` is what it is needed for.
+      ValueError: its family has none; `purpose` says what it is needed for.
     """
     if not hasattr(owner, name):
         config = owner if isinstance(owner, ModelConfig) else owner.config
@@ -279,16 +281,16 @@ def require(owner: Any, name: str, purpose: str) -> Any:
 
 
 def init_params(model: "Model", key: PRNGKeyArray) -> Params:
-    """Random parameters as the model is trained and served, see `in_few_bits`."""
+    """Random parameters in the form in which the model is trained and served, see `in_few_bits`."""
     return in_few_bits(model.config, model.init(key))
 
 
 def in_few_bits(config: ModelConfig, params: Params, rounding: Rounding | None = None) -> Params:
-    """The parameters with the kernels that `compute.quantized` names in few bits, as
-    `models.layers.quantized.quantize` makes them.
+    """The parameters, with the kernels that `compute.quantized` names quantised by
+    `models.layers.quantized.quantize`.
 
     Raises:
-      ValueError: it names no kernel, or one beyond the family's `quantizable`.
+      ValueError: `compute.quantized` names no kernel, or one outside the family's `quantizable`.
     """
     compute = config.compute
     if not compute.quantized:
@@ -305,7 +307,7 @@ def in_few_bits(config: ModelConfig, params: Params, rounding: Rounding | None =
 
 @dataclass(frozen=True)
 class KeptModel:
-    """The initialisation and loss of a model whose parameters begin by `init_params`."""
+    """The initialisation and loss of a model whose parameters start from `init_params`."""
 
     model: "Model"
 
@@ -316,7 +318,7 @@ class KeptModel:
     def loss(
         self, params: Params, batch: PackedBatch, key: PRNGKeyArray
     ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        """The model's."""
+        """See `Model.loss`."""
         return self.model.loss(params, batch, key)
 
 
@@ -346,18 +348,18 @@ def family_config(name: str) -> type[ModelConfig]:
 
 
 def is_ours(name: str) -> bool:
-    """The family is one that every process knows, not one of a user's file."""
+    """True if the family is built in, known to every process, rather than from a user's file."""
     return name in _SHIPPED
 
 
 def family_of(values: Mapping[str, Any]) -> str:
-    """The family in a config's JSON. Files of the time before families were named hold π's or, with
-    a `dit`, GR00T's."""
+    """The family that a config's JSON names. Files from before families had names hold a config of
+    π or, with a `dit`, of GR00T."""
     return str(values.get("family", "groot" if "dit" in values else "pi"))
 
 
 def _register(kind: type[ModelConfig]) -> None:
-    """Adds a family; a file that runs again replaces its own."""
+    """Adds a family; a file that runs again replaces its own family."""
     name, file = kind.family, _file(kind.__module__)
     _, before = _FAMILIES.get(name, (None, file))
     if name in _SHIPPED and kind.__module__ != _SHIPPED[name]:

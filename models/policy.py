@@ -1,9 +1,9 @@
 """A trained model with its preparation: observations and prompts in, action chunks in the robot's
 units out.
 
-What evaluation, serving and RL share. Batches are padded to one of a few sizes and prompts to one
-of a few lengths, so that few programs are compiled, and a row's chunk depends on its own
-observation and key alone.
+Evaluation, serving and RL share it. Batches are padded to one of a few sizes and prompts to one of
+a few lengths, so that few programs are compiled. A row's chunk depends on its own observation and
+key alone.
 """
 
 from collections import defaultdict
@@ -29,8 +29,9 @@ from models.model import function_at, require, told
 
 @dataclass(frozen=True)
 class Request:
-    """One observation, prepared for `Policy.answer`. `state` and `left`, what is left of the chunk
-    to continue, are in the robot's units; the sample's actions are `left` in the model's."""
+    """One observation, prepared for `Policy.answer`. `left` is the rest of the chunk to continue;
+    it and `state` are in the robot's units. The sample's actions are `left` in the model's
+    units."""
 
     sample: Sample
     state: Float[np.ndarray, " _s"]
@@ -40,20 +41,20 @@ class Request:
 
 @dataclass(frozen=True)
 class Policy:
-    """`model`: a `models.model.Model`, and a FlowModel for `loss`. `steps`: those of the sampler,
-    which is always the model's own. `embodiment`: index into the processor's. `sizes`:
-    rows of the batches that are computed, ascending; others are padded to the next or split by the
-    last. `shortest`: places that a text fills at least; each doubling of it up to the longest text
-    there is has a program of its own. `chunking`: how a chunk continues the one before; None, as
-    the model was trained to, or guided where it was not. `guidance`: bound on the pull, see
-    `realtime_chunking.guided`.
+    """A policy that is ready to act. `model`: a `models.model.Model`; `loss` needs a FlowModel.
+    `steps`: those of the sampler, always the model's own. `embodiment`: index into the processor's
+    embodiments. `sizes`: ascending batch sizes (numbers of rows) that are computed; other batches
+    are padded to the next size, or split by the last. `shortest`: least number of places for a
+    text; each doubling of it, up to the longest text, has its own compiled program. `chunking`: how
+    a chunk continues the one before; if None, as the model was trained to, or guided if it was not.
+    `guidance`: bound on the pull, see `realtime_chunking.guided`.
 
-    GR00T's released checkpoints come without a processor; such a policy takes the model's own
-    inputs.
+    Some checkpoints, such as GR00T's released base model, come without a processor; such a policy
+    takes the model's own inputs.
 
-    Two batches of one size give a row the same chunk whatever stands beside it; those of different
-    sizes differ by rounding. With a single size, such as `sizes=(32,)`, the number of rows makes no
-    difference.
+    In batches of one size, a row gets the same chunk whatever the other rows are; chunks from
+    batches of different sizes differ by rounding. With a single size, such as `sizes=(32,)`, the
+    number of rows makes no difference.
     """
 
     model: Any
@@ -108,7 +109,7 @@ class Policy:
 
     @property
     def continues(self) -> Chunking:
-        """Continuation of chunks: `chunking`, or what suits the model."""
+        """Continuation of chunks: `chunking`, or the default for the model."""
         if self.chunking is not None:
             return self.chunking
         return "trained" if getattr(self.model.config, "rtc_max_delay", 0) else "guided"
@@ -122,10 +123,11 @@ class Policy:
         """Chunks for N observations, each (pictures in the embodiment's camera order, state).
 
         Args:
-          keys: any two words for each row, such as (episode, step); all that its noise depends on.
+          keys: any two integers for each row, such as (episode, step); a row's noise depends on
+            them alone.
 
         Raises:
-          ValueError: cameras or state dims are not the embodiment's, or there is no row.
+          ValueError: cameras or state dims do not match the embodiment's, or there is no row.
         """
         return self.answer(self.requests(observation, prompts, keys))
 
@@ -135,7 +137,7 @@ class Policy:
         prompts: list[str],
         keys: Integer[ArrayLike, "n 2"] | Sequence[tuple[int, int]],
     ) -> list[Request]:
-        """Preparation of `act`, for each row by itself.
+        """Prepares one request for each row, as `act` does.
 
         Raises:
           ValueError: as `act`.
@@ -158,22 +160,22 @@ class Policy:
         previous: Sequence[Float[np.ndarray, "_h a"] | None] | None = None,
         committed: int | Sequence[int] = 0,
     ) -> dict[str, Any]:
-        """{"actions": chunks [*b, h, a] in the robot's units} for openpi's observation, see
-        `read_observation`; of a policy without a processor, for the model's own inputs (for
-        GR00T's see `groot_batch`), in the model's units.
+        """{"actions": chunks [*b, h, a] in the robot's units} for an observation in openpi's form,
+        see `read_observation`. A policy without a processor takes the model's own inputs (for
+        GR00T's, see `groot_batch`) and answers in the model's units.
 
-        A released policy also reads what its robot's clients send, see `models.inputs.raw`; as
-        they expect, one such observation without a batch axis is answered [h, a]. A policy that
-        says subtasks adds "subtask", the text that each row's chunk does.
+        A released policy also reads what its robot's clients send, see `models.inputs.raw`; as they
+        expect, one such observation without a batch axis is answered with [h, a]. A policy that
+        predicts subtasks adds "subtask", the text of the subtask that each row's chunk carries out.
 
         Args:
           noise: where integration starts, in the model's dims; drawn from `keys` if None.
           keys: as in `act`; (0, i) for row i if None.
-          previous: for each row what is left of its last chunk, in the units of the answer and the
-            next action first, or None; the answer continues it (real-time chunking).
-          committed: how many of these will be acted in any case, for all rows or for each; so many
-            steps of the answer are theirs exactly, and the others continue them as `continues`
-            says.
+          previous: for each row, what is left of its last chunk (in the answer's units, next action
+            first), or None; the answer continues it (real-time chunking).
+          committed: how many of these actions will be executed in any case, one number for all rows
+            or one for each row. The answer begins with exactly these actions; its other steps
+            continue them as `continues` says.
 
         Raises:
           ValueError: the observation is not one that this policy reads, `previous` does not fit,
@@ -215,8 +217,8 @@ class Policy:
         previous: Sequence[Float[np.ndarray, "_h a"] | None] | None = None,
         committed: int | Sequence[int] = 0,
     ) -> list[Request]:
-        """Preparation of `infer`, for each row by itself, so that rows of several callers can be
-        answered as one batch.
+        """Prepares one request for each row, as `infer` does, so that rows of several callers can
+        be answered in one batch.
 
         Raises:
           ValueError: as `infer`.
@@ -243,13 +245,14 @@ class Policy:
         self, requests: Sequence[Request], noise: Float[np.ndarray, "b h _a"] | None = None
     ) -> Float[np.ndarray, "b h a"]:
         """Chunks in the robot's units, one for each request; see `infer` for the noise. A policy
-        that says subtasks does so first."""
+        that predicts subtasks does so first."""
         return self.answer_told(self.told(requests), noise)
 
     def answer_told(
         self, requests: Sequence[Request], noise: Float[np.ndarray, "b h _a"] | None = None
     ) -> Float[np.ndarray, "b h a"]:
-        """`answer` of requests as they are: to do the subtask that each has, if any."""
+        """`answer` without predicting subtasks: each chunk carries out the subtask that its request
+        has, if any."""
         _check_rows(noise, len(requests))
         keys, states = (np.stack([getattr(r, name) for r in requests]) for name in ("key", "state"))
         rows: list[Any] = [None] * len(requests)
@@ -264,12 +267,12 @@ class Policy:
 
     @property
     def says_subtasks(self) -> bool:
-        """True if the policy says what to do next before it acts."""
+        """True if the policy predicts, in words, what to do next before it acts."""
         return self.processor is not None and self.processor.subtask_limit > 0
 
     def told(self, requests: Sequence[Request]) -> list[Request]:
-        """The requests with the subtask that the policy says for each that has none; as they are if
-        it says none."""
+        """The requests, with a predicted subtask for each that has none; unchanged if the policy
+        predicts none."""
         found = list(requests)
         if not self.says_subtasks:
             return found
@@ -290,16 +293,18 @@ class Policy:
     def robot_actions(
         self, chunks: Float[np.ndarray, "b h _a"], states: Float[np.ndarray, "b _s"]
     ) -> Float[np.ndarray, "b h a"]:
-        """The model's chunks in the robot's units and dims; its states are in its units too."""
+        """The model's chunks in the robot's units and dims; `states` are in the robot's units
+        too."""
         return self._prepared().actions(chunks, self.embodiment, states)
 
     def batches(
         self, requests: Sequence[Request]
     ) -> Iterator[tuple[Int[np.ndarray, " r"], int, PackedBatch]]:
-        """The requests as batches of the policy's sizes, one a row, each beside such as need the
-        same program: as many pictures, the same bucket of text, a chunk to continue or none.
+        """The requests as batches of the policy's sizes, one request a row. Each batch holds
+        requests that need the same program: as many pictures, the same bucket of text, a chunk to
+        continue or none.
 
-        Yields which request stands in each row, how many of the rows count (the last is repeated to
+        Yields the index of each row's request, how many of the rows count (the last is repeated to
         fill the batch), and the batch.
         """
         alike = defaultdict(list)
@@ -321,16 +326,16 @@ class Policy:
         progress: Callable[[int, int], None] | None = None,
         compute: Callable[[list[Request]], Any] | None = None,
     ) -> None:
-        """Compiles ahead, by computing once, the programs that observations need.
+        """Compiles the programs that observations need ahead of time, by running each once.
 
         Args:
           sizes: some of the policy's, all if None.
           text: longest prompt to expect, in tokens (with the state, where it is text); the
             processor's limit if None.
-          guided: also what continued chunks need.
-          cameras: how many each observation shows, all of the embodiment's if None.
+          guided: also compile what continued chunks need.
+          cameras: how many cameras each observation shows, all of the embodiment's if None.
           progress: called with (programs done, programs) after each.
-          compute: what requests are given to, `answer` if None.
+          compute: function that answers the requests, `answer` if None.
 
         Raises:
           ValueError: a size is not one of the policy's.
@@ -377,7 +382,7 @@ class Policy:
         Args:
           actions: chunks in the robot's units.
           noise, time: of the flow (1 is noise, 0 is data), the noise in the model's dims; drawn
-            from (`seed`, i) if None. A model with `rtc_max_delay` takes a time for each step, 0
+            from (`seed`, i) if None. A model with `rtc_max_delay` takes one time for each step, 0
             where its action is given.
 
         Raises:
@@ -408,7 +413,7 @@ class Policy:
 
     @property
     def _own_batch(self) -> Callable[..., PackedBatch] | None:
-        """Lays out the model's own inputs, where there is nothing else to prepare them."""
+        """Function that lays out the model's own inputs; None if a processor prepares them."""
         if self.processor is not None:
             return None
         return function_at(require(self.model.config, "own_inputs", "acting without a processor"))
@@ -440,7 +445,8 @@ class Policy:
         return self.processor
 
     def _read(self, observation: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The observation under openpi's names, where it has those of the robot's clients."""
+        """The observation under openpi's names, converted if it has the names of the robot's
+        clients."""
         processor = self._prepared()
         robot = processor.embodiments[self.embodiment]
         if robot.keys is None or not is_raw(observation, robot.keys):
@@ -469,7 +475,7 @@ class Policy:
         return replace(sample, actions=chunk, action_mask=mask)
 
     def rows(self, samples: list[Sample]) -> PackedBatch:
-        """One sample a row, text rounded up to a bucket."""
+        """A batch with one sample a row, its text rounded up to a bucket."""
         config = self.model.config
         images = max(1, *(len(sample.images) for sample in samples))
         text = self._text(max(len(sample.text) for sample in samples))
@@ -488,8 +494,8 @@ class Policy:
         return max(length, min(bucket, self._prepared().text_limit))
 
     def _pieces(self, count: int) -> Iterator[tuple[Int[np.ndarray, " r"], int]]:
-        """So many rows in batches of the policy's sizes: the rows of each, filled up by the last of
-        them, and how many count."""
+        """Splits `count` rows into batches of the policy's sizes. Yields each batch's rows, padded
+        by repeating the last of them, and how many of them count."""
         for first in range(0, count, self.sizes[-1]):
             rows = min(self.sizes[-1], count - first)
             size = next(size for size in self.sizes if size >= rows)
@@ -504,8 +510,8 @@ class Policy:
         sizes: tuple[int, ...] | None = None,
         shortest: int | None = None,
     ) -> "Policy":
-        """The same with other parameters of equal shapes, other sizes, or another shortest text;
-        what was compiled stays so."""
+        """The same policy with other parameters of equal shapes, other sizes, or another shortest
+        text; it keeps the compiled programs."""
         other = replace(
             self,
             params=self.params if params is None else params,
@@ -516,8 +522,8 @@ class Policy:
         return other
 
     def sampling_by(self, wrap: Callable[[Any], Any]) -> "Policy":
-        """The same, whose sampler, a jitted function of (parameters, batch, keys, noise, weights of
-        a chunk to continue), is what `wrap` makes of it."""
+        """The same policy with its sampler replaced by what `wrap` makes of it. The sampler is a
+        jitted function of (parameters, batch, keys, noise, weights of a chunk to continue)."""
         other = replace(self)
         vars(other)["_sample"] = wrap(self._sample)
         return other
@@ -599,7 +605,7 @@ def _check_rows(noise: Float[np.ndarray, "b h a"] | None, count: int) -> None:
 
 
 def _weights(lefts: Sequence[Left | None]) -> Float[np.ndarray, "b h"] | None:
-    """None where no row depends on a chunk to continue."""
+    """Weights of the chunks to continue; None if no row depends on one."""
     given = [left.weight for left in lefts if left is not None and _depends(left)]
     if not given:
         return None
@@ -613,7 +619,7 @@ def _depends(left: Left | None) -> bool:
 def _committed(
     chunks: Float[np.ndarray, "b h a"], lefts: Sequence[Left | None]
 ) -> Float[np.ndarray, "b h a"]:
-    """Chunks that begin with the committed actions."""
+    """The chunks, with the committed actions as their first steps."""
     for chunk, left in zip(chunks, lefts, strict=True):
         if left is not None:
             chunk[: len(left.committed)] = left.committed

@@ -1,8 +1,9 @@
-"""A policy bound to the robot that it acts for: a simulated one of a suite, or that of a server's
-clients. Evaluation, recordings, RL and serving prepare observations and read actions here alone.
+"""A policy bound to the robot that it acts for: a simulated robot of a suite, or the robot of a
+server's clients. Evaluation, recordings, RL and serving all prepare observations and read actions
+here.
 
-On the host `Processor.sample` prepares each row. Inside a traced program the same numbers come of
-tables: prompts are few, so they are tokenised and laid out once, and a row gathers its own.
+On the host, `Processor.sample` prepares each row. Inside a traced program, the same numbers come
+from tables: prompts are few, so each is tokenised and laid out once, and each row gathers its own.
 """
 
 from collections.abc import Sequence
@@ -43,11 +44,11 @@ class RobotSpec(Protocol):
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """One for each dim of the state."""
+        """Names of the state's dims."""
 
     @property
     def action_names(self) -> tuple[str, ...]:
-        """One for each dim of an action."""
+        """Names of an action's dims."""
 
     @property
     def prompts(self) -> tuple[tuple[str, ...], ...]:
@@ -56,11 +57,13 @@ class RobotSpec(Protocol):
 
 @dataclass(frozen=True)
 class RobotPolicy:
-    """Made by `in_suite` or `for_clients`, which check that policy and robot fit.
+    """A policy for one robot, made by `in_suite` or `for_clients`, which check that it fits the
+    robot.
 
-    `cameras`: for each of the policy's cameras, in its order, the place of its picture among those
-    observed; None where the robot has none, which costs nothing. `picture`: height and width of
-    those observed, if they are all alike. `prompts`: wordings of each goal, if they are known.
+    `cameras`: for each of the policy's cameras, in its order, the index of its picture among the
+    observed ones; None if the robot has no such camera, which costs nothing. `picture`: height and
+    width of the observed pictures, if they are all alike. `prompts`: wordings of each goal, if
+    known.
     """
 
     policy: Policy
@@ -71,11 +74,11 @@ class RobotPolicy:
 
     @classmethod
     def in_suite(cls, policy: Policy, spec: RobotSpec) -> "RobotPolicy":
-        """A policy in a suite, of whose cameras it sees its own, by name: "front" is
-        "observation.images.front" too. Those that may be absent and are cost nothing.
+        """A policy in a suite. It finds its cameras among the suite's by name: "front" also matches
+        "observation.images.front". Cameras that may be absent and are absent cost nothing.
 
         Raises:
-          ValueError: it was trained on another robot, or came without its processor.
+          ValueError: the policy was trained on another robot, or came without its processor.
         """
         processor = processor_of(policy, spec.name)
         robot = processor.embodiments[policy.embodiment]
@@ -98,11 +101,11 @@ class RobotPolicy:
 
     @classmethod
     def for_clients(cls, policy: Policy, sent: tuple[str, ...] | None = None) -> "RobotPolicy":
-        """A policy for clients that send pictures of these of its cameras (all if None), of any
-        size, in this order.
+        """A policy for clients that send pictures of the cameras `sent` (all of the policy's if
+        None), in this order and of any size.
 
         Raises:
-          ValueError: it came without its processor.
+          ValueError: the policy came without its processor.
         """
         robot = processor_of(policy, "its clients' robots").embodiments[policy.embodiment]
         sent = robot.cameras if sent is None else sent
@@ -111,7 +114,7 @@ class RobotPolicy:
 
     @property
     def processor(self) -> Processor:
-        """The policy's."""
+        """The policy's processor."""
         return processor_of(self.policy, self.name)
 
     @property
@@ -141,7 +144,8 @@ class RobotPolicy:
         """Chunks in the robot's units for N observations (`sim.acting.Policy`).
 
         Args:
-          keys: any two words for each row, such as (episode, step); all that its noise depends on.
+          keys: any two integers for each row, such as (episode, step); a row's noise depends on
+            them alone.
           previous, committed: chunks to continue, see `Policy.infer`.
         """
         images, states = (np.asarray(x) for x in observation)
@@ -163,8 +167,8 @@ class RobotPolicy:
         previous: Float[np.ndarray, "_t a"] | None = None,
         committed: int = 0,
     ) -> Request:
-        """One observation, ready for `Policy.answer`: pictures as the robot orders its cameras, and
-        the state, in its units.
+        """A request for `Policy.answer` from one observation: pictures in the order of the robot's
+        cameras, and the state in the robot's units.
 
         Args:
           previous, committed: a chunk to continue, see `Policy.infer`.
@@ -196,12 +200,12 @@ class RobotPolicy:
         if not self.prompts:
             return processor.text_limit
         dims = processor.state_dim if processor.spells_padding else self._dims[0]
-        longest = np.ones(dims)  # where a state is spelt, no bin takes more letters than the last
+        longest = np.ones(dims)  # in a state spelt as text, no bin takes more letters than the last
         shown = sum(at is not None for at in self.cameras)
         return max(len(processor.tokens(words, longest, shown)) for words in self._wordings)
 
     def check_traced(self) -> None:
-        """Raises ValueError unless `batch` and `actions` can stand for what the host prepares."""
+        """Raises ValueError unless `batch` and `actions` can replace what the host prepares."""
         size = self.processor.image_size
         if self.picture != (size, size):
             raise ValueError(
@@ -233,10 +237,11 @@ class RobotPolicy:
         goal: Int[Array, " n"],
         wording: Float[Array, " n"],
     ) -> PackedBatch:
-        """A row for each observation, to trace; nothing of `action_mask` is true.
+        """A batch with a row for each observation, to use in a traced program; `action_mask` is all
+        false.
 
         Args:
-          wording: a draw in [0, 1), which of the goal's wordings the prompt has.
+          wording: a draw in [0, 1) that selects one of the goal's wordings for the prompt.
         """
         images, state = observation
         counts = jnp.array([len(wordings) for wordings in self.prompts])
@@ -255,8 +260,8 @@ class RobotPolicy:
     def actions(
         self, chunk: Float[Array, "n h _a"], state: Float[Array, "n _s"]
     ) -> Float[Array, "n h _d"]:
-        """A model's chunks in the robot's units and dims, to trace; `state` is what was
-        observed."""
+        """A model's chunks in the robot's units and dims, to use in a traced program; `state` is
+        the observed state."""
         robot = self.embodiment
         found = _exactly(chunk[..., : self._dims[1]], robot.actions, inverse=True)
         relative = np.asarray(robot.relative)
@@ -266,8 +271,8 @@ class RobotPolicy:
         return found + origin[:, None]
 
     def acted(self, steps: Int[Array, "*b"], shape: tuple[int, ...]) -> Bool[Array, "*b h a"]:
-        """Mask of the numbers of chunks of `shape` [..., h, a] that were acted, if so many steps
-        were."""
+        """Mask of the entries of chunks [..., h, a], given as `shape`, that were executed if the
+        first `steps` steps were."""
         horizon, width = shape[-2:]
         early = jnp.arange(horizon) < steps[..., None]
         return early[..., None] & (jnp.arange(width) < self._dims[1])
@@ -303,7 +308,7 @@ def processor_of(policy: Policy, where: str) -> Processor:
     """The policy's processor.
 
     Raises:
-      ValueError: it came without one, so it cannot act for a robot, there or anywhere.
+      ValueError: the policy came without one, so it cannot act for any robot.
     """
     if policy.processor is None:
         raise ValueError(

@@ -1,10 +1,10 @@
-"""Sharding of arrays over the mesh: parameters by an ordered table of path patterns, activations
-where a model says so.
+"""Sharding of arrays over the mesh: parameters by a table of path patterns, activations where a
+model says so.
 
-A parameter's path ("encoder/3/mlp/up/kernel") must match exactly one pattern: a new layer that
-nobody thought of, or a pattern that grew too wide, stops the run instead of silently replicating.
-Axes have the field's names (data, fsdp, tensor, context, stage); a model that runs under no mesh,
-or one without an axis, computes the same on one device.
+A parameter's path ("encoder/3/mlp/up/kernel") must match exactly one pattern. A new layer that was
+forgotten, or a pattern that is too wide, stops the run instead of silently replicating. Axes have
+the field's names (data, fsdp, tensor, context, stage). A model that runs without a mesh, or on a
+mesh that lacks an axis, computes the same on one device.
 """
 
 import math
@@ -29,8 +29,8 @@ def axis_size(name: str) -> int:
 
 
 def dividing(count: int, *axes: str) -> tuple[str, ...]:
-    """The axes, for `constrain`, as far as the devices along them divide `count`; along the others
-    every device has the same."""
+    """Axes to pass to `constrain`: of `axes`, in order, those whose devices together divide
+    `count`. Along the others, every device holds the same."""
     fits: tuple[str, ...] = ()
     for axis in axes:
         if count % math.prod(axis_size(name) for name in (*fits, axis)) == 0:
@@ -45,24 +45,25 @@ def axes_of(*entries: Any) -> tuple[str, ...]:
 
 
 def constrain(x: Array, *spec: Any) -> Array:
-    """`x`, split over the mesh that the program is traced under as `PartitionSpec(*spec)` says;
-    unchanged where there is no mesh."""
+    """`x`, sharded as `PartitionSpec(*spec)` over the mesh that the program is traced under;
+    unchanged if there is no mesh."""
     if get_abstract_mesh().empty:
         return x
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))
 
 
 def keep_rows(tree: PyTree, axes: tuple[str, ...] = ROWS) -> PyTree:
-    """Arrays [R, ...], each row on the devices that its samples came to (split over `axes`); other
-    dimensions as the compiler likes. Without it, cut weights would draw whole batches to them."""
+    """Arrays [R, ...] with each row kept on the devices that its samples came to (split over
+    `axes`); the compiler chooses how to shard the other dimensions. Without it, sharded weights
+    would make devices gather whole batches."""
     free = PartitionSpec.UNCONSTRAINED
     return jax.tree.map(lambda x: constrain(x, axes, *[free] * (x.ndim - 1)), tree)
 
 
 def look_up(table: Float[Array, "v w"], index: Int[Array, " r *i"]) -> Float[Array, "r *i w"]:
-    """`table[index]` of a table whose words are cut over "fsdp": indices travel to the words and
-    vectors back, where the compiler might otherwise gather the table and reduce its gradient
-    whole."""
+    """`table[index]` for a table whose words are sharded over "fsdp". Indices travel to the words
+    and vectors back; otherwise the compiler might gather the whole table and reduce its whole
+    gradient."""
     free = PartitionSpec.UNCONSTRAINED
     index = constrain(index, "data", *[free] * (index.ndim - 1))
     found = table[index]

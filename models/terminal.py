@@ -1,8 +1,8 @@
-r"""The terminal as every command writes to it: rich's console and bars, logs and tracebacks.
+r"""Terminal output of every command: rich's console and bars, logs and tracebacks.
 
-Names, instructions and messages come out of datasets, checkpoints and clients. Nothing in them is
-read as rich's markup, and their control characters, with which a text moves the cursor, names the
-window or fills the clipboard, are shown as `\x1b`.
+Names, instructions and messages come from datasets, checkpoints and clients. Nothing in them is
+read as rich's markup. Their control characters, which could move the cursor, rename the window or
+fill the clipboard, are shown as `\x1b`.
 """
 
 import logging
@@ -26,24 +26,24 @@ Value = TypeVar("Value")
 _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 but tab and newline, DEL, C1
     "\u202a-\u202e\u2066-\u2069"  # overrides of the writing direction
-    "\ud800-\udfff]"  # halves of characters, which no terminal can be sent
+    "\ud800-\udfff]"  # surrogates, which cannot be encoded for a terminal
 )
 
 
 def harmless(text: str) -> str:
-    r"""The text with its control characters spelled out (`\x1b`), but for tabs and newlines."""
+    r"""The text with its control characters, except tabs and newlines, spelled out (`\x1b`)."""
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 class Console(rich.console.Console):
-    """rich's console without markup, emoji codes and highlighting; `options` are rich's own. Style
-    is given as such: `print(text, style="red")`, or a `rich.text.Text`."""
+    """rich's console without markup, emoji codes and highlighting; `options` are rich's own. To
+    style text, pass `style` (`print(text, style="red")`) or a `rich.text.Text`."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, highlight=False, **options)
 
     def render_str(self, text: str, **how: Any) -> Text:
-        """Any string that is shown: a line, a cell, a title."""
+        """Renders any string that is shown: a line, a cell, a title."""
         return super().render_str(harmless(text), **how)
 
     def render(
@@ -51,7 +51,8 @@ class Console(rich.console.Console):
         renderable: rich.console.RenderableType,
         options: rich.console.ConsoleOptions | None = None,
     ) -> Iterable[Segment]:
-        """Anything else that is shown, but for the sequences that rich itself sends."""
+        """Renders anything else that is shown; only the sequences that rich itself sends pass
+        unchanged."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=harmless(segment.text))
 
@@ -62,20 +63,20 @@ class Console(rich.console.Console):
 
 
 def draws(console: rich.console.Console) -> bool:
-    """True where a bar can be drawn again and again: on a terminal, and in a notebook that has
-    ipywidgets. Elsewhere a long job prints a line now and then."""
+    """True where a bar can be redrawn: on a terminal, and in a notebook that has ipywidgets.
+    Elsewhere a long job prints a line now and then."""
     return console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
 
 
 class TextColumn(rich.progress.ProgressColumn):
-    """A column of a progress bar: `template`, with `{task.description}` and such filled in."""
+    """A progress bar's column: `template`, with fields such as `{task.description}` filled in."""
 
     def __init__(self, template: str, style: str = "none") -> None:
         super().__init__(rich.progress.Column(no_wrap=True))
         self._template, self._style = template, style
 
     def render(self, task: rich.progress.Task) -> Text:
-        """The text as it is."""
+        """The text, without markup."""
         return Text(harmless(self._template.format(task=task)), self._style)
 
 
@@ -92,20 +93,21 @@ class Progress(rich.progress.Progress):
         super().__init__(*columns, console=console, disable=disable, **options)
 
     def stop(self) -> None:
-        """Ends drawing, with the bars as they are now; rich leaves a notebook's as last drawn."""
+        """Stops drawing, with the bars in their current state; rich itself leaves a notebook's bars
+        as last drawn."""
         if self.console.is_jupyter and not self.disable:
             self.refresh()
         super().stop()
 
     @classmethod
     def get_default_columns(cls) -> tuple[rich.progress.ProgressColumn, ...]:
-        """rich's own, with the description as it is."""
+        """rich's default columns, with the description shown without markup."""
         _, *others = super().get_default_columns()
         return TextColumn("{task.description}", "progress.description"), *others
 
 
 def track(values: Iterable[Value], doing: str, *, console: Console) -> Iterator[Value]:
-    """The values, with a bar that says how many have been taken."""
+    """Yields the values and draws a bar that shows how many have been taken."""
     with Progress(console=console) as progress:
         yield from progress.track(values, description=doing)
 
@@ -122,14 +124,15 @@ _HARMLESS = _Harmless()
 
 
 def logger(name: str) -> logging.Logger:
-    """The log of that name, whose lines are harmless in every process and handler."""
+    """The logger of that name; its lines pass through `harmless` in every process and handler."""
     found = logging.getLogger(name)
     found.addFilter(_HARMLESS)
     return found
 
 
 def guard_tracebacks() -> None:
-    """Makes the tracebacks harmless with which Python ends a process or thread of a command."""
+    """Passes the tracebacks with which Python ends a command's process or thread through
+    `harmless`."""
 
     def on_thread(ended: threading.ExceptHookArgs) -> None:
         if ended.exc_type is not SystemExit:

@@ -1,9 +1,9 @@
 """One attention for everything: a query sees a key iff their segment ids are equal and not 0.
 
-Implementations are rows of one table. Each says which shapes and backends it can serve, returns the
-log-sum-exp that `merge` joins parts by, and differentiates it; `explain` tells which one "auto"
-takes and why not the others. On a mesh each device runs it on its own rows and heads, and where
-places are split too, `models.attention.ring` joins them.
+Implementations are rows of one table. Each says which shapes and backends it supports, returns the
+log-sum-exp with which `merge` joins parts, and differentiates it; `explain` reports which one
+"auto" chooses and why not the others. On a mesh, each device runs it on its own rows and heads;
+where places are split too, `models.attention.ring` joins them.
 """
 
 from collections.abc import Callable
@@ -31,8 +31,8 @@ __all__ = [
 Implementation = Literal["auto", "pallas", "cudnn", "dense", "blocked"]
 
 _FEW, _MANY = 32 * 1024, 1024 * 1024
-"""Query-key pairs of a row up to which dense is preferred: measured on a CPU; bounded by memory on
-an accelerator that the kernels cannot serve."""
+"""Query-key pairs of a row up to which dense is preferred: the first measured on a CPU, the second
+bounded by memory on an accelerator that the kernels do not support."""
 
 
 @jax.named_scope("attention")
@@ -53,13 +53,14 @@ def attend(
     """Segment-masked scaled dot-product attention with grouped key-value heads (n a multiple of g).
 
     Logits and softmax are f32 whatever the inputs. A query that sees no key gets output 0. With
-    `causal` a key is also hidden where its position is past the query's. "auto" takes the first row
-    of `explain` without an objection; a row that is named runs, or says why it cannot.
+    `causal`, a key is also hidden if its position is past the query's. "auto" takes the first row
+    of `explain` without an objection; an implementation that is named runs, or raises an error that
+    says why it cannot.
 
-    Under a mesh, rows are split over `ROWS`, heads over "tensor" and keys over "context"; so are
-    queries, unless `split_queries` is false: then all devices along that axis have them all.
-    `samples`: the highest segment, told where the queries of each stand end to end; "cudnn" serves
-    no others.
+    Under a mesh, rows are split over `ROWS`, heads over "tensor", and keys over "context". Queries
+    are split over "context" too, unless `split_queries` is false: then every device along it has
+    all of them. `samples`: the highest segment, given if the queries of each segment stand end to
+    end; "cudnn" needs it.
 
     Raises:
       ValueError: unknown implementation or one that cannot serve these inputs, heads that do not
@@ -94,8 +95,8 @@ def attend_locally(
     q_position: Int[Array, "b q"] | None = None,
     kv_position: Int[Array, "b k"] | None = None,
 ) -> Partial:
-    """`attend` by plain products of all pairs, which the compiler cuts as their inputs are: for the
-    few places of a chunk, which no mesh axis splits. Causal where positions are given."""
+    """`attend` by plain products of all pairs, which the compiler shards like their inputs. It is
+    for the few places of a chunk, which no mesh axis splits. Causal if positions are given."""
     return _dense(q, k, v, q_segment, kv_segment, q_position, kv_position)
 
 
@@ -106,9 +107,10 @@ def attend_fully(
     v: Float[Array, "b t n d"],
     axes: tuple[str, ...] = ROWS,
 ) -> Float[Array, "b t n d"]:
-    """Attention of every place to all of its row, such as that of a picture's patches, whose rows
-    are split over `axes` and heads over "tensor". By our kernel where "auto" takes it, so that the
-    logits of all pairs are never in memory; else by JAX's plain products."""
+    """Attention of every place to its whole row, such as that of a picture's patches. Rows are
+    split over `axes` and heads over "tensor". Our kernel computes it where "auto" takes that
+    kernel, so that the logits of all pairs are never in memory; otherwise JAX's plain products
+    do."""
     if _choose("auto", case := _case(q, k)) != "pallas":
         return jax.nn.dot_product_attention(q, k, v)
     whole = jnp.ones(q.shape[:2], jnp.int32)
@@ -128,9 +130,9 @@ def attend_fully(
 def explain(
     q: Any, k: Any, samples: int | None = None, causal: bool = False
 ) -> list[tuple[str, str | None]]:
-    """Implementations in the order "auto" tries them, each with the reason against it for these
-    queries and keys (arrays or ShapeDtypeStructs); None where there is none. "auto" takes the first
-    of those."""
+    """Implementations in the order in which "auto" tries them, each with the reason against it for
+    these queries and keys (arrays or ShapeDtypeStructs), or None if there is none. "auto" takes the
+    first with None."""
     case = _case(q, k, samples, causal)
     return [
         *((name, row.cannot(case) or row.slower(case)) for name, row in _TABLE.items()),
@@ -238,7 +240,7 @@ def _visible(
 
 
 def _dense(q, k, v, q_segment, kv_segment, q_position=None, kv_position=None) -> Partial:
-    """Attention over all pairs at once, differentiated by JAX: the others' reference in tests."""
+    """Attention over all pairs at once, differentiated by JAX; tests compare the others with it."""
     logits = _logits(q, k, q_segment, kv_segment, q_position, kv_position)
     top = jax.lax.stop_gradient(jnp.maximum(logits.max(-1), MASKED / 2))
     weights = jnp.exp(logits - top[..., None])
@@ -255,7 +257,7 @@ def _dense(q, k, v, q_segment, kv_segment, q_position=None, kv_position=None) ->
 def _dense_gradients(
     q, k, v, q_segment, kv_segment, q_position, kv_position, d_out, lse, shift
 ) -> tuple[Array, Array, Array]:
-    """Gradients of `_dense` where the keys are some of many, see `Kernel`."""
+    """Gradients of `_dense` if its keys are some of many, see `Kernel`."""
     product = partial(jnp.einsum, preferred_element_type=jnp.float32)
     q_heads, d_heads = _grouped(q, k), _grouped(d_out, k)
     lse, shift = (jnp.moveaxis(_grouped(x, k), 1, -1)[..., None] for x in (lse, shift))
@@ -270,14 +272,14 @@ def _dense_gradients(
 
 
 def _logits(q, k, q_segment, kv_segment, q_position, kv_position) -> Float[Array, "b g h q k"]:
-    """Scaled, `MASKED` where the key is hidden."""
+    """Scaled logits, `MASKED` where the key is hidden."""
     visible = _visible(q_segment, kv_segment, q_position, kv_position)
     scores = jnp.einsum("bqghd,bkgd->bghqk", _grouped(q, k), k, preferred_element_type=jnp.float32)
     return jnp.where(visible, scores * q.shape[3] ** -0.5, MASKED)
 
 
 def _grouped(x: Array, k: Array) -> Float[Array, "b q g h *d"]:
-    """Queries beside the others that share their key-value head."""
+    """Queries grouped by the key-value head that they share."""
     return x.reshape(*x.shape[:2], k.shape[2], -1, *x.shape[3:])
 
 
@@ -287,7 +289,7 @@ _TABLE = {
     "dense": _Row(lambda case: Kernel(_dense, _dense_gradients), slower=_dense_is_slower),
     "blocked": _Row(lambda case: Kernel(blocked, blocked_gradients)),
 }
-"""Implementations in the order of preference; the last serves everything."""
+"""Implementations in order of preference; the last supports everything."""
 
 _LEFT_OUT = {
     "pallas.ops.gpu": "its backward refuses the log-sum-exp, and it has no grouped key-value heads",
@@ -301,4 +303,4 @@ _LEFT_OUT = {
         "'cudnn' calls without a build from source"
     ),
 }
-"""Known kernels that are not rows, and why."""
+"""Known kernels that are not in the table, and why."""

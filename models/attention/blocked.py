@@ -1,8 +1,8 @@
-"""Attention block by block: each block of queries walks only the blocks of keys it may see.
+"""Attention block by block: each block of queries visits only the blocks of keys it may see.
 
 Softmax is accumulated online (FlashAttention, arXiv 2205.14135) and backward recomputes the weights
-from the log-sum-exp, so memory is linear in the row and time follows the sum of the squared
-segment lengths, whatever order the segments stand in. Plain XLA, for every backend.
+from the log-sum-exp. Memory is therefore linear in the row, and time follows the sum of the squared
+segment lengths, whatever the order of the segments. Plain XLA, for every backend.
 """
 
 from typing import Any, NamedTuple
@@ -58,7 +58,7 @@ def meets(
 
 
 def visits(needed: Bool[Array, "b i j"]) -> tuple[Int[Array, "b i j"], Int[Array, "b i"]]:
-    """The indices j of each i, needed ones first and in order, and how many those are."""
+    """The indices j for each i, needed ones first and in order, and the number of needed ones."""
     return jnp.argsort(~needed, axis=-1, stable=True), needed.sum(-1)
 
 
@@ -125,7 +125,7 @@ def _in_place(x: Array, like: Array) -> Array:
 
 
 def _logits(query: _Queries, key: _Keys) -> Float[Array, "g lh m"]:
-    """Scaled logits, `MASKED` (plus what would stand there) where the key is hidden."""
+    """Scaled logits; where the key is hidden, `MASKED` is added."""
     (segment, position), (kv_segment, kv_position) = query.masks, key.masks
     seen = (segment[:, None] == kv_segment) & (segment[:, None] != 0)
     if position is not None and kv_position is not None:

@@ -1,10 +1,10 @@
-"""cuDNN's flash attention for NVIDIA GPUs from Hopper on: one call of variable lengths for all
-samples of all rows.
+"""cuDNN's flash attention for NVIDIA GPUs from Hopper on: one variable-length call for all samples
+of all rows.
 
 The custom call is XLA's own (openxla/xla PR 20861), made through `jax.ffi`: JAX's wrapper of it
-offers no packed rows in public, places the keys of grouped heads wrongly in versions before its PR
-39521, and drops the gradient of the log-sum-exp. That gradient needs no other kernel: cuDNN takes
-from the output nothing but rowsum(d_out · out), so it is handed an output that gives `shift`.
+offers no packed rows in public, places the keys of grouped heads wrongly in versions before JAX's
+PR 39521, and drops the gradient of the log-sum-exp. That gradient needs no other kernel: cuDNN uses
+the output only for rowsum(d_out · out), so it is given an output for which this sum is `shift`.
 """
 
 import json
@@ -19,7 +19,7 @@ from models.attention.partial import MASKED, Partial, differentiable
 from models.attention.partition import by_row
 
 _FEWEST = 2
-"""Samples of a row from which XLA takes it for a packed one."""
+"""Number of samples from which XLA treats a row as packed."""
 _TINY = 1e-30
 
 
@@ -34,14 +34,15 @@ def cudnn(
     *,
     samples: int,
 ) -> Partial:
-    """Attention with the arguments of `attend`, of segments 1 to `samples`, whose queries stand end
-    to end; keys, of which there are fewer, are brought together first.
+    """Attention with the arguments of `attend`, for segments 1 to `samples`. The queries of a
+    segment stand end to end; the keys of each, of which there are fewer, are first brought
+    together.
 
-    The gradient is NaN for a query whose log-sum-exp has one and whose output has none, which no
-    `merge` of parts leads to.
+    The gradient is NaN for a query whose log-sum-exp has a gradient but whose output has none; no
+    `merge` of parts leads to this case.
 
     Raises:
-      ValueError: a device has more numbers of queries or keys than 32 bits count.
+      ValueError: the queries or keys on a device have more numbers than 32 bits can count.
     """
     return _kernel(max(samples, _FEWEST))(q, k, v, q_segment, kv_segment)
 
@@ -49,7 +50,7 @@ def cudnn(
 def cudnn_gradients(
     q, k, v, q_segment, kv_segment, q_position, kv_position, d_out, lse, shift, *, samples: int
 ) -> tuple[Array, Array, Array]:
-    """Gradients of q, k and v, as `partial.differentiable` asks for them."""
+    """Gradients of q, k and v, in the form that `partial.differentiable` expects."""
     run = by_row(partial(_backward, max(samples, _FEWEST)))
     return run(q, k, v, q_segment, kv_segment, d_out, lse, shift)
 
@@ -60,8 +61,9 @@ def _kernel(samples: int) -> Any:
 
 
 class SampleRuns(NamedTuple):
-    """Operands that tell cuDNN where samples stand: places of each, and the number of its first in
-    all of the array. Samples that have queries and keys come first, in order; the rest is empty."""
+    """Operands that tell cuDNN where samples are: the number of places of each, and the offset of
+    its first number in the whole array. Samples that have queries and keys come first, in order;
+    the rest is empty."""
 
     q_length: Int[Array, "b m"]
     k_length: Int[Array, "b m"]
@@ -70,7 +72,8 @@ class SampleRuns(NamedTuple):
 
 
 class _Samples:
-    """Samples of rows: keys in their order, `runs`, and the way from places to runs and back."""
+    """Samples of rows: the order that brings their keys together, `runs`, and the mapping between
+    places and runs."""
 
     def __init__(self, samples: int, q: Array, k: Array, q_segment: Array, kv_segment: Array):
         self.rows, self.length, self.heads, _ = q.shape
@@ -188,7 +191,7 @@ def call_backward(
 
 
 def _call(target: str, operands: list[Array], results: list[Any], config: str) -> list[Array]:
-    """XLA's call; results of four axes, [b, n, t, d], lie in memory as operands do."""
+    """XLA's custom call; results of four axes, [b, n, t, d], lie in memory as operands do."""
     *found, _ = jax.ffi.ffi_call(
         target,
         [*results, jax.ShapeDtypeStruct((0,), jnp.uint8)],
@@ -209,8 +212,8 @@ _BACKWARD = {
     "bmm2_grad_gemm1": (2, 1, (0, 1), (0, 2)),
     "bmm2_grad_gemm2": (3, 3, (0, 2), (0, 2)),
 }
-"""Products of the two calls: axes that are summed over, left and right, and those that both have,
-of queries and keys, [b, t, n, d], and of logits, [b, n, q, k]."""
+"""Matrix products of the two calls: the axes that are summed over (left and right), and the batch
+axes (left and right), of queries and keys, [b, t, n, d], and of logits, [b, n, q, k]."""
 
 
 def _config(q: Array, k: Array, runs: SampleRuns, products: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """FlashAttention-2 (arXiv 2307.08691) for NVIDIA GPUs in Pallas/Triton, made for packed rows of a
 multi-query model.
 
-A program walks only the blocks of keys that its queries may see. The query heads that share a key
+A program visits only the blocks of keys that its queries may see. The query heads that share a key
 head lie beside each other in one tile, so keys are read once for all of them and never repeated.
 The log-sum-exp is returned and differentiated, which jax.experimental.pallas.ops.gpu refuses.
 """
@@ -43,13 +43,13 @@ def flash_gradients(
     q, k, v, q_segment, kv_segment, q_position, kv_position, d_out, lse, shift,
     *, interpret: bool = False,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
-    """Gradients of q, k and v, as `partial.differentiable` asks for them."""
+    """Gradients of q, k and v, in the form that `partial.differentiable` expects."""
     run = by_row(partial(_backward, q.shape[3] ** -0.5, interpret))
     return run(q, k, v, q_segment, kv_segment, q_position, kv_position, d_out, lse, shift)
 
 
 def head_problem(head_dim: int, dtype: jnp.dtype) -> str | None:
-    """Reason that these kernels cannot serve such heads, None if they can."""
+    """Reason why these kernels do not support such heads, None if they do."""
     if head_dim > 256:
         return f"head dim {head_dim} is more than 256, the largest that shared memory holds"
     if dtype not in (jnp.bfloat16, jnp.float16):
@@ -83,8 +83,8 @@ class _Tiles:
         self.needed = meets(q_segment, kv_segment, q_position, kv_position)
 
     def flat(self, x: Float[Array, "b t n *d"], side: str) -> Float[Array, "b places g *d"]:
-        """The query heads of a key head as places of it, end to end; a copy only where there are
-        several of both, or where whole tiles need more places."""
+        """The query heads of each key head as its places, end to end. It copies only if there are
+        several of both, or if whole tiles need more places."""
         x = x.reshape(*x.shape[:2], self.groups, -1, *x.shape[3:]).swapaxes(2, 3)
         x = cut(x.reshape(len(x), -1, self.groups, *x.shape[4:]), self.tile[side])
         return x.reshape(len(x), -1, *x.shape[3:])
@@ -95,15 +95,15 @@ class _Tiles:
         return x.swapaxes(2, 3).reshape(*like.shape[:3], *x.shape[4:])
 
     def run(self, kernel: Any, own: str, arrays: list[Any], results: list[Any]) -> Any:
-        """`kernel(tiles, visits, masks, arrays, *results)` for every tile of the side `own`; of the
-        other side it gets all places, and in `visits` the tiles it needs. `arrays` and `results`
-        are pairs (side, array or shape)."""
+        """Runs `kernel(tiles, visits, masks, arrays, *results)` for every tile of the side `own`.
+        The kernel gets all places of the other side and, in `visits`, the tiles that it needs.
+        `arrays` and `results` are pairs (side, array or shape)."""
         order, count = visits(self.needed if own == "q" else self.needed.mT)
         places = [order, count[..., None]]
         owned = count.shape[1]
 
         def spec(side: str, x: Any) -> pl.BlockSpec:
-            """Places of one row and, of arrays that have them, one key head."""
+            """Places of one row and, for arrays with heads, one key head."""
             length = self.tile[own] if side == own else x.shape[1]
             head, rest = x.ndim > 2, (0,) * (x.ndim - 3)
 
@@ -137,7 +137,7 @@ class _Tiles:
         return pl.ds(index * self.tile[side], self.tile[side])
 
     def read(self, ref: Any, at: Any = slice(None)) -> Float[Array, "places w"]:
-        """A tile's vectors: a tile is a power of two wide, and zero where a head has ended."""
+        """A tile's vectors; a tile is a power of two wide, and zero beyond the dims of a head."""
         if self.wide == self.dim:
             return ref[at, :]
         return triton.load(ref.at[at, pl.ds(0, self.wide)], mask=self._inside(), other=0)

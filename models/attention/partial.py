@@ -14,10 +14,10 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 ATTENTION = "attention"
-"""A remat policy's name for the results that `differentiable` keeps for backward."""
+"""Name by which a remat policy selects the results that `differentiable` keeps for backward."""
 
 MASKED = -1e30
-"""Log-sum-exp of a query that sees no key; finite, so that gradients stay so."""
+"""Log-sum-exp of a query that sees no key; finite, so that gradients are finite too."""
 
 
 class Partial(NamedTuple):

@@ -1,7 +1,7 @@
-"""Rows of a batch do not meet in attention; this says so to the compiler's partitioner.
+"""Tells the compiler's partitioner that the rows of a batch do not interact in attention.
 
-Without it a loop over rows, or a kernel, would make every device gather the whole batch first.
-`jax.experimental.custom_partitioning`, with the rule that the leading axis alone may be cut.
+Without it, a loop over rows, or a kernel, would make every device gather the whole batch first. It
+uses `jax.experimental.custom_partitioning` with the rule that only the leading axis may be split.
 """
 
 from collections.abc import Callable
@@ -16,8 +16,8 @@ from models.sharding import ROWS
 
 
 def by_row(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` of trees of arrays [b, ...] to a tree of arrays [b, ...], run on each device's
-    rows alone. Within a `shard_map` over the rows they are cut already."""
+    """`function`, from trees of arrays [b, ...] to a tree of arrays [b, ...], run by each device on
+    its own rows only. Within a `shard_map` over the rows, they are split already."""
 
     def call(*args: Any) -> Any:
         if set(ROWS) <= set(get_abstract_mesh().manual_axes):

@@ -25,14 +25,15 @@ from models.sharding import ROWS, axis_size
 
 _AXES = (*ROWS, "context", "tensor")
 RUN = 64
-"""A tile of the GPU's kernels. Of runs from 1 to a device's whole share, this left the slowest
-device the fewest blocks to visit (`tests/models/attention/test_ring.py`)."""
+"""Length of a run of places: one tile of the GPU's kernels. Of lengths from 1 to a device's whole
+share, this one left the slowest device the fewest blocks to visit
+(`tests/models/attention/test_ring.py`)."""
 
 
 class Kernel(NamedTuple):
     """Attention on one device: `run(q, k, v, q_segment, kv_segment, q_position, kv_position)`, and
-    `gradients(*the same, d_out, lse, shift)` as `partial.differentiable` has them, which hold too
-    where the keys are but some of those that log-sum-exp and shift account for."""
+    `gradients(*the same, d_out, lse, shift)` as in `partial.differentiable`. The gradients are also
+    right if the keys are only some of those that the log-sum-exp and `shift` account for."""
 
     run: Callable[..., Partial]
     gradients: Callable[..., tuple[Array, Array, Array]]
@@ -81,9 +82,9 @@ def spread(kernel: Kernel, arrays: tuple[Any, ...], split_queries: bool) -> Part
 
 
 def deal(batch: PackedBatch) -> PackedBatch:
-    """The batch with the places of its prefixes in another order: runs of up to `RUN` places go
-    to the devices along "context" in turn. Segments and positions go along, so what changes is
-    only which device holds what.
+    """The batch with the places of its prefixes in another order: runs of up to `RUN` places go to
+    the devices along "context" in turn. Segments and positions move along, so the only change is
+    which device holds what.
 
     Raises:
       ValueError: the places do not divide over the axis.
@@ -106,8 +107,8 @@ def deal(batch: PackedBatch) -> PackedBatch:
 
 
 def append(x: Array, y: Array, axis: int) -> Array:
-    """`y` behind `x` along an axis that is split over "context": each device's share of the one
-    behind its share of the other, zeros where the shares of `y` are not equal."""
+    """`y` appended to `x` along an axis that is split over "context": each device's share of `y`
+    follows its share of `x`, padded with zeros if the shares of `y` are not equal."""
     devices = axis_size("context")
     pad = [(0, 0)] * y.ndim
     pad[axis] = (0, -y.shape[axis] % devices)
@@ -154,8 +155,8 @@ def _ring(kernel: Kernel, q, k, v, q_segment, kv_segment, q_position, kv_positio
 def _ring_gradients(
     kernel: Kernel, q, k, v, q_segment, kv_segment, q_position, kv_position, d_out, lse, shift
 ) -> tuple[Array, Array, Array]:
-    """Keys go round as in `_ring`, and the sums of their gradients behind them until they are
-    home."""
+    """Keys go round as in `_ring`; the sums of their gradients follow them until they are back on
+    their own devices."""
 
     def attend(sums: Any, keys: Any) -> Any:
         k, v, kv_segment, kv_position = keys

@@ -1,7 +1,7 @@
-"""Device for which a program is traced: that of this process, or one that is not here.
+"""Device for which a program is traced: that of this process, or one that is not present.
 
-Kernels are chosen by it, so a program that is compiled for a GPU on a machine without one takes the
-GPU's.
+Kernels are chosen by it, so a program that is compiled for a GPU on a machine without one uses the
+GPU's kernels.
 """
 
 from collections.abc import Iterator
@@ -13,15 +13,15 @@ import jax
 
 
 class Target(NamedTuple):
-    """Compilation target: JAX's platform, or "any" for a program that each must run, which then
-    takes no kernel of one; and CUDA's compute capability (0 elsewhere)."""
+    """Compilation target: JAX's platform, or "any" for a program that every platform must run,
+    which then uses no platform's kernels; and CUDA's compute capability (0 elsewhere)."""
 
     platform: str
     capability: float = 0.0
 
 
 def target() -> Target:
-    """The device of `compiling_for`, or else the first of this process."""
+    """The device of `compiling_for`, or else the first device of this process."""
     chosen = _chosen.get()
     if chosen is not None:
         return chosen
@@ -33,8 +33,8 @@ def target() -> Target:
 
 @contextmanager
 def compiling_for(platform: str, capability: float = 0.0) -> Iterator[None]:
-    """Kernels are chosen for this target instead of this process's devices, in programs that are
-    traced within (such as those compiled for a GPU that is not there)."""
+    """Chooses kernels for this target instead of this process's devices, in programs that are
+    traced within the context (such as programs compiled for a GPU that is not present)."""
     token = _chosen.set(Target(platform, capability))
     try:
         yield

@@ -1,8 +1,8 @@
-"""The page of a checkpoint on the Hugging Face hub: README.md, whose front matter (YAML) the hub
-reads, and what it was trained on, what it scored, and the command that acts with it.
+"""The page of a checkpoint on the Hugging Face hub: README.md, with front matter (YAML) that the
+hub reads, what the policy was trained on, what it scored, and the command that acts with it.
 
-Written from the checkpoint's own config and what lies beside it, nothing guessed: what is not known
-is left out.
+It is written from the checkpoint's own config and what lies beside it. Nothing is guessed; what is
+not known is left out.
 """
 
 from collections.abc import Mapping
@@ -26,12 +26,12 @@ def model_card(
 
     Args:
       url: where it is pushed to.
-      licence: identifier of the hub, such as apache-2.0.
-      config: the checkpoint's; {} for another code's.
+      licence: the hub's identifier, such as apache-2.0.
+      config: the checkpoint's config; {} for another code's checkpoint.
       step: updates made, None if not known.
       evaluations: success rates by suite, as evaluation.json has them; {} if none were measured.
       version: of Chiliad.
-      dataset: the one it was trained on.
+      dataset: the dataset that it was trained on.
     """
     model = config.get("model", {})
     family, name = model.get("family"), url.rpartition("/")[2]

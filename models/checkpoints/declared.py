@@ -1,7 +1,8 @@
 """Checks of the shapes a checkpoint declares against the bytes of its files.
 
-Shapes lie in metadata of a few bytes. Arrays of terabytes without the data for them end a process
-by its memory, in libraries that abort; real weights shrink by a tenth when compressed.
+A few bytes of metadata can declare arrays of terabytes without the data for them. Such arrays
+exhaust the memory of a process, in libraries that abort. Real weights shrink by a tenth when
+compressed.
 """
 
 from collections.abc import Mapping
@@ -12,8 +13,9 @@ _SMALL_BYTES = 64 * 2**20
 
 
 def check_declared(directory: Path, declared: Mapping[str, int]) -> None:
-    """Raises ValueError if arrays of so many bytes, by name, are over a hundred times as large as
-    the directory's files (64 MiB are always allowed), or one of these is no regular file."""
+    """Raises ValueError if the declared arrays (bytes by name) are over a hundred times as large as
+    the directory's files (64 MiB are always allowed), or if one of the files is not a regular
+    file."""
     stored = 0
     for file in directory.rglob("*"):
         if not file.is_dir():

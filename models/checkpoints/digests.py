@@ -1,12 +1,13 @@
-"""Digests that tell a damaged checkpoint from a sound one before an array of it is read.
+"""Digests that tell a damaged checkpoint from a sound one before any of its arrays is read.
 
-Array files carry no sums of their own, so a flipped bit loads as another weight: of 60 flips in
-Orbax's files, none was noticed. `digests.json` names every file with its size and digest, and is
-protected by a digest itself.
+Array files carry no checksums of their own, so a flipped bit loads as another weight: of 60 flips
+in Orbax's files, none was noticed. `digests.json` lists every file with its size and digest, and is
+itself protected by a digest.
 
 The digest is CRC-32C with zlib's CRC-32. Their polynomials have no common factor, so together they
-are one 64-bit CRC: every flipped bit and every burst of up to 64 bits shows, and of other damage
-all but one case in 2^64. They take 2.6 GB/s of a core, SHA-256 0.4 to 1.5; nobody forges here.
+are one 64-bit CRC: it detects every flipped bit, every burst of up to 64 bits, and all but one case
+in 2^64 of other damage. They process 2.6 GB/s on one core, SHA-256 0.4 to 1.5; forgery is not a
+concern here.
 """
 
 import errno
@@ -32,20 +33,21 @@ Digests = dict[str, tuple[int, str]]
 
 _PIECE_BYTES = 4 * 2**20
 _KEPT_BY_NFS = re.compile(r"\.nfs[0-9a-f]+")
-"""Names that NFS gives removed files for as long as somebody still reads them."""
+"""Names that NFS gives removed files for as long as a process still reads them."""
 _THREADS = min(8, os.cpu_count() or 1)
 
 
 def names(folder: Path) -> list[str]:
-    """All files under a folder but its digests, by their paths in it; without those that are
-    removed already and that NFS keeps for their readers."""
+    """All files under a folder except its digests, by their paths in it, without removed files that
+    NFS keeps for their readers."""
     found = (path for path in folder.rglob("*") if not path.is_dir())
     there = (path for path in found if not _KEPT_BY_NFS.fullmatch(path.name))
     return sorted({path.relative_to(folder).as_posix() for path in there} - {NAME})
 
 
 def digest_files(folder: Path, files: Iterable[str]) -> Digests:
-    """Sizes and digests of what the files hold; they are on disk, not only in memory, on return.
+    """Sizes and digests of what the files hold; on return, the files are on disk, not only in
+    memory.
 
     Raises:
       OSError: a file cannot be read or written to the disk.
@@ -65,7 +67,7 @@ def digest_files(folder: Path, files: Iterable[str]) -> Digests:
 
 
 def share(sizes: Mapping[str, int], index: int, count: int) -> list[str]:
-    """The files that reader `index` of `count` takes, of about as many bytes as the others'."""
+    """The files that reader `index` of `count` reads, of about as many bytes as the others'."""
     return sorted(sizes, key=lambda name: (-sizes[name], name))[index::count]
 
 
@@ -85,11 +87,12 @@ def is_sealed(folder: Path) -> bool:
 
 
 def damage(folder: Path, *, skip: str | None = None, index: int = 0, count: int = 1) -> list[str]:
-    """Damage of a checkpoint, one sentence a file; none if it holds what was saved.
+    """Damage of a checkpoint, one sentence for each file; empty if it holds what was saved.
 
     Args:
-      skip: of files whose paths begin so, only look at the size ("": of all).
-      index, count: which of several readers asks; each reads its share, the rest all see.
+      skip: prefix of the paths of files that are checked by size only ("": all files).
+      index, count: which of several readers this is. Each reads its share of the files; everything
+        else is checked by all.
 
     Raises:
       FileNotFoundError: there is no such folder.
@@ -138,8 +141,8 @@ def damage(folder: Path, *, skip: str | None = None, index: int = 0, count: int 
 
 
 def _read_again_if_stale(read: Callable[[], tuple[int, str]]) -> tuple[int, str]:
-    """NFS answers ESTALE for a file that was open, or known, before its server changed it; the
-    next look finds what is there now."""
+    """Reads again after ESTALE, which NFS returns for a file that was open, or known, before its
+    server changed it; the second read finds what is there now."""
     try:
         return read()
     except OSError as error:
@@ -157,7 +160,7 @@ def _digest(file: BinaryIO) -> tuple[int, str]:
 
 
 def _encode(digests: Digests) -> bytes:
-    """One way only to write the same digests, so that any changed byte shows."""
+    """Canonical text of the digests, so that any changed byte shows."""
     files = {name: list(digests[name]) for name in sorted(digests)}
     own = _digest(BytesIO(json.dumps(files).encode()))[1]
     text = {"digest": "crc32c, crc32", "files": files, "digest of files": own}

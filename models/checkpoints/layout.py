@@ -1,8 +1,9 @@
-"""Blocks of our parameters out of another code's arrays and back, as a rename rule lays them out.
+"""Conversion of blocks of our parameters from another code's arrays and back, as a rename rule lays
+them out.
 
 Reading maps an index of ours to the smallest region of theirs that covers it, so a device's shard
-costs its own bytes. Layers that they store one by one, and large arrays, are filled in piece by
-piece: what is held at a time is the block itself and one piece.
+costs its own bytes. Large arrays, and layers that they store one by one, are filled in piece by
+piece: only the block itself and one piece are held at a time.
 """
 
 import math
@@ -28,11 +29,11 @@ Fetch = Callable[[str, tuple[slice, ...]], np.ndarray]
 def read_block(
     leaf: MappedParameter, index: tuple[slice, ...], fetch: Fetch, dtype: np.dtype, piece_bytes: int
 ) -> tuple[Shaped[np.ndarray, "..."], bool]:
-    """Block `index` of a parameter in `dtype`, and whether all of it is finite where it was read.
+    """Block `index` of a parameter in `dtype`, and whether all that was read for it is finite.
 
     Args:
       fetch: reads a region, (name, slices), of an array of theirs.
-      piece_bytes: about how much of a whole array to take at a time.
+      piece_bytes: about how many bytes of a whole array to read at a time.
     """
     bounds = [s.indices(n)[:2] for s, n in zip(index, leaf.shape, strict=True)]
     out = np.empty([stop - start for start, stop in bounds], dtype)
@@ -63,7 +64,7 @@ class Outgoing:
     parts: dict[int, ArrayPart]
 
     def build(self, ours: Mapping[str, np.ndarray]) -> Shaped[np.ndarray, "..."]:
-        """The array, from our parameters by path; a view of them where it can be."""
+        """The array, from our parameters by path; a view of them where possible."""
         arrays = [_backward(part, ours[part.path]) for _, part in sorted(self.parts.items())]
         if len(arrays) == 1:
             return arrays[0]
@@ -113,8 +114,8 @@ def their_arrays(table: Table, ours: Mapping[str, Shape], what: str) -> dict[str
 
 
 def exported(params: PyTree, table: Table, what: str) -> dict[str, Entry]:
-    """Their checkpoint of `params` (nested dict of arrays): every array with its shape and how to
-    make it, on this host. The history of scales of a run in float8 stays behind.
+    """Their checkpoint of `params` (nested dict of arrays): every array with its shape and a
+    function that makes it, on this host. The scales' history of a run in float8 is left out.
 
     Raises:
       ValueError: see `their_arrays`.
@@ -132,7 +133,8 @@ def exported(params: PyTree, table: Table, what: str) -> dict[str, Entry]:
 def _pieces(
     leaf: MappedParameter, bounds: list[Bounds], count: int
 ) -> Iterator[tuple[str, int, list[Bounds]]]:
-    """Names to read with the dimension they follow each other in and the bounds of each piece."""
+    """Yields, for each piece to read, its array's name, the dimension along which pieces follow
+    each other, and its bounds."""
     if leaf.rule.axis is not None:
         along = leaf.rule.pattern.ours.index((leaf.rule.axis,))
         for layer in range(*bounds[along]):
@@ -176,7 +178,7 @@ def _region(
 
 
 def _backward(part: ArrayPart, ours: np.ndarray) -> Shaped[np.ndarray, "..."]:
-    """Their array, of which ours is one component, from the whole of ours."""
+    """One component of their array, from the whole of ours."""
     pattern, sizes = part.pattern, part.sizes
     axes = [axis for axis in _flat(pattern) if axis != pattern.layer]
     if part.layer is not None:

@@ -1,8 +1,7 @@
 """Reads a checkpoint of another code straight into the shardings of our parameters.
 
-Each shard that this host's devices hold is read by its index, cast, and put on its devices, by
-several threads; what they hold of the checkpoint at a time is bounded, so that no host ever has a
-full copy.
+Several threads read each shard that this host's devices hold by its index, cast it, and put it on
+its devices. What they hold of the checkpoint at a time is bounded, so no host ever has a full copy.
 """
 
 import math
@@ -43,8 +42,8 @@ def read(
     Args:
       like: nested dict of ShapeDtypeStructs. Each leaf is cast to its dtype and placed in its
         sharding; without one, on this host's first device.
-      turned: by path, functions that make of a parameter what is wanted of it, as soon as it and
-        those before it are read; the parameter itself is not kept.
+      turned: by path, functions that convert a parameter as soon as it and those before it are
+        read; the parameter itself is not kept.
 
     Raises:
       ValueError: the checkpoint does not hold these parameters (every difference is listed), or
@@ -79,7 +78,7 @@ def read(
     bad = set()
 
     def finish() -> None:
-        """Joins the parameters that are whole, in the same order on all hosts."""
+        """Joins the parameters that are complete, in the same order on all hosts."""
         for path in list(arrays):
             if missing[path]:
                 return
@@ -123,7 +122,8 @@ class _Shard(NamedTuple):
 
 
 class _Room:
-    """Lets threads take bytes of memory up to a limit, or one of them more if it is alone."""
+    """Lets threads reserve bytes of memory up to a limit; a thread that is alone may reserve
+    more."""
 
     def __init__(self, limit: int) -> None:
         self._free, self._limit, self._taken = threading.Condition(), limit, 0

@@ -1,8 +1,8 @@
-"""Chiliad's own checkpoints, read: one directory per step with arrays (orbax) and JSON files.
+"""Reading of Chiliad's own checkpoints: one directory per step with arrays (orbax) and JSON files.
 
 `parallel.checkpoint` writes them; reading lives here because a policy is rebuilt from its
-checkpoint alone. The latest one is always looked up on disk, and what is read of it is held against
-its digests first.
+checkpoint alone. The latest one is always looked up on disk, and what is read of it is first
+verified against its digests.
 """
 
 import math
@@ -29,9 +29,11 @@ _JSON = ("position", "config", "assets")
 _ARRAYS = "state/"
 _NARROW = ("bfloat16", "float16")
 _CHUNK_BYTES = 2**26
-"""Least size of a read, so that other shardings than the saved one read little in vain."""
+"""Smallest size of a read, so that little is read in vain with other shardings than the saved
+one."""
 _SLICE_BYTES = 2**20
-"""Copies of an array share its writing if each has as much; slices of less only cost compiling."""
+"""Copies of an array share its writing if each has at least this many bytes; smaller slices only
+cost compile time."""
 
 
 def steps(directory: Path) -> list[int]:
@@ -42,8 +44,8 @@ def steps(directory: Path) -> list[int]:
 
 
 def find(path: Path) -> Path:
-    """The checkpoint at `path`, or the latest one if `path` is a run or its `checkpoints` folder;
-    that of a URL is fetched.
+    """The checkpoint at `path`, or the latest one if `path` is a run or its `checkpoints` folder.
+    If `path` is a URL, it is downloaded first.
 
     Raises:
       FileNotFoundError: there is none.
@@ -66,7 +68,7 @@ def read_json(path: Path, name: str) -> Json:
 
     Raises:
       FileNotFoundError: no checkpoint there.
-      ValueError: one of its files is missing, new or, outside the arrays, damaged.
+      ValueError: a file of it is missing, was not saved with it or, outside the arrays, is damaged.
     """
     path = find(path)
     refuse(path, digests.damage(path, skip=_ARRAYS))
@@ -90,10 +92,10 @@ def restore_params(
     """Loads only the "ema" or the "params" of a checkpoint, for acting.
 
     `like` (arrays or ShapeDtypeStructs, with shardings if they are to be sharded) is what the model
-    expects; arrays come in its dtypes, and the scales' history of a run in float8 is left where the
-    model has none. Without it, whatever is there comes as a nested dict, on the
-    first device. `turned` has, by path, functions that make of an array of `like` what is wanted of
-    it; these are loaded one by one, after the others. `as_saved` leaves those in 16 bits so.
+    expects. Arrays get its dtypes, and the scales' history of a run in float8 is not loaded if the
+    model has none. Without `like`, everything is loaded as a nested dict, on the first device.
+    `turned` has, by path, functions that convert an array of `like`; these arrays are loaded one by
+    one, after the others. `as_saved` keeps arrays in 16 bits as saved.
 
     Raises:
       FileNotFoundError: no checkpoint there.
@@ -131,7 +133,8 @@ def restore_params(
 def refuse(path: Path, damage: list[str]) -> None:
     """Raises ValueError if `digests.damage` found any in the checkpoint at `path`.
 
-    No other step is taken in its stead: who acts on one or compares it must know which it is.
+    It never falls back to another step: whoever acts with a checkpoint, or compares it, must know
+    which one it is.
     """
     if not digests.is_sealed(path):
         raise ValueError(
@@ -157,7 +160,7 @@ def context(partial: bool = False) -> ocp.Context:
     found.checkpointables.registry = registry
     found.async_options.create_directories_asynchronously = False  # a failure leaves no thread
     saving = found.array.saving
-    saving.use_compression = False  # weights shrink by 8 %, for five times the processor's time
+    saving.use_compression = False  # saves 8 % of the size for five times the CPU time
     saving.storage_options.chunk_byte_size = _CHUNK_BYTES
     saving.min_slice_bytes_for_replica_parallel = _SLICE_BYTES
     found.pytree.loading.partial_load = partial
@@ -189,13 +192,13 @@ def check_same(path: Path, saved: PyTree, expected: PyTree) -> None:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    """A step gets its number when it is complete, so one that lost files since is damaged, not
-    absent. A run may have a number for its name too."""
+    """True if a folder is a step's. A step gets its number when it is complete, so one that has
+    lost files since is damaged, not absent. A run may also have a number for its name."""
     return path.name.isdigit() and path.is_dir() and not (path / "checkpoints").is_dir()
 
 
 def _is_ours(leaf: Any) -> bool:
-    """True if this process alone holds a leaf; those that share one each verify a part."""
+    """True if this process alone holds a leaf; processes that share one each verify a part."""
     sharding = getattr(leaf, "sharding", None)
     return sharding is None or sharding.is_fully_addressable
 
@@ -215,7 +218,7 @@ def _kept(saved: PyTree, like: PyTree) -> PyTree:
 
 
 def _typed(like: PyTree, saved: PyTree) -> PyTree:
-    """Arrays as `like` describes them, in 16 bits where they were saved so."""
+    """Arrays as `like` describes them, but in 16 bits if they were saved in 16 bits."""
     leaves = jax.tree_util.tree_leaves_with_path(saved)
     narrow = {path_name(at): x.dtype for at, x in leaves if str(x.dtype) in _NARROW}
 

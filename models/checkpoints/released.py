@@ -1,4 +1,4 @@
-"""One table of released policies: what their training configs tell and their files do not.
+"""Table of released policies: what their training configs say but their files do not.
 
 Rows are openpi's configs by name (`src/openpi/training/config.py` and `policies/*_policy.py` at
 15a9616, 2026-06), LeRobot's repositories on the hub (to 0.6.1) and GR00T-N1.5's.
@@ -26,16 +26,17 @@ FAST_CAMERAS = ("base_0_rgb", "base_1_rgb", "wrist_0_rgb")
 
 @dataclass(frozen=True)
 class Released:
-    """A released policy; None where its authors' config leaves it to the robot or to the file.
+    """A released policy. A field is None where its authors' config leaves it to the robot or to the
+    file.
 
-    `source`: whose files. `horizon`: steps of a chunk. `relative`: action dims that the model
-    measures from the state dim of the same number; () where all are absolute. `cameras` of the
-    model, of which `absent` may be missing (masked, not black). `keys`: what the authors' clients
-    send. `adapter`: conversion of the robot's units, see `models.inputs.adapters`. `normalization`:
-    of state and actions. `assets`: folder of its norm_stats.json. `state_dims`, `action_dims`: the
-    robot's, of the model's. `text`: longest prompt in tokens. `tags`: GR00T's embodiments, with the
-    number that its model knows each by (the last two are LeRobot's). `refused`: why it cannot act
-    here, if so.
+    `source`: the code that wrote its files. `horizon`: steps of a chunk. `relative`: action dims
+    that the model measures from the state dim of the same number; () if all are absolute.
+    `cameras`: the model's, of which `absent` may be missing (masked, not black). `keys`: names in
+    what the authors' clients send. `adapter`: conversion of the robot's units, see
+    `models.inputs.adapters`. `normalization`: of state and actions. `assets`: folder of its
+    norm_stats.json. `state_dims`, `action_dims`: the robot's, out of the model's. `text`: longest
+    prompt in tokens. `tags`: GR00T's embodiments, each with its number in the model (the last two
+    are LeRobot's). `refused`: why it cannot act here, if so.
     """
 
     family: Literal["pi0", "pi05", "pi0_fast", "groot"]
@@ -57,11 +58,11 @@ class Released:
 
 
 def find_released(path: Path, source: Source, released: str | None = None) -> Released | None:
-    """The row named `released`, or else the one that a checkpoint's folder is named like; None if
-    neither is.
+    """The row named `released` or, if that is None, the row with the name of a checkpoint's folder;
+    None if there is no such row.
 
-    openpi's training writes checkpoints/CONFIG/EXPERIMENT/STEP, so for a folder that is a number
-    the name is that of the folder two above it.
+    openpi's training writes checkpoints/CONFIG/EXPERIMENT/STEP, so if a folder's name is a number,
+    the name of the folder two above it counts.
 
     Raises:
       ValueError: the table has no row named `released`, or the row's policy cannot act here.
@@ -91,7 +92,7 @@ def _names(path: Path, source: Source) -> list[str]:
     if path.name == "pretrained_model":
         path = path.parent
     name = path.parent.parent.name if path.name.isdecimal() else path.name
-    if path.parent.name == "snapshots":  # of a repository in huggingface_hub's cache
+    if path.parent.name == "snapshots":  # a repository in huggingface_hub's cache
         name = path.parent.parent.name.rpartition("--")[2]
     return [f"lerobot/{name}"] if source == "lerobot" else [name]
 
@@ -187,7 +188,7 @@ _TOKENS = Released(
 
 
 def _lerobot(family: Literal["pi0", "pi05", "pi0_fast"], state: StateOption | None) -> Released:
-    """A repository on the hub, whose config.json tells horizon, cameras and relative actions."""
+    """A repository on the hub; its config.json gives horizon, cameras and relative actions."""
     return Released(family, "lerobot", state=state, cameras=())
 
 

@@ -1,9 +1,9 @@
-"""Checkpoints on the Hugging Face hub and in buckets, fetched to this machine's disk: every path of
-a checkpoint may be a URL, `hf://org/name[@revision][/folder]` or any of fsspec's.
+"""Checkpoints on the Hugging Face hub and in buckets, downloaded to this machine's disk. Every path
+of a checkpoint may be a URL: `hf://org/name[@revision][/folder]` or any that fsspec knows.
 
-Only what is needed comes, never pickles or Python. What comes from a bucket lies in a folder of its
-own for each content (names, sizes, tags), which gets its name when all of it is there; hub files
-lie in huggingface_hub's cache.
+Only what is needed is downloaded, never pickles or Python. Each content of a bucket (names, sizes,
+tags) has a folder of its own, which gets its name when it is complete; hub files are kept in
+huggingface_hub's cache.
 """
 
 import fcntl
@@ -24,7 +24,7 @@ from models.terminal import Console, Progress, TextColumn
 Wanted = Literal["policy", "statistics"]
 
 _URL = re.compile(r"([a-z][a-z0-9+.]+):/+(.+)")
-"""Form of a URL, also of one that pathlib took a slash from."""
+"""Form of a URL, also of one that lost a slash in pathlib."""
 _WHOLE = re.compile(r"((?:checkpoints/)?(\d+)/)digests\.json")
 _OURS = re.compile(r"(checkpoints/)?\d+/state/.*")
 _WEIGHTS = re.compile(r"(params/)?_METADATA|digests\.json|.*\.safetensors")
@@ -33,11 +33,11 @@ _UNNEEDED = re.compile(
     r"(.*/)?(train_state|training_state|optimizer[^/]*|\.git[^/]*|\.cache)(/.*)?"
     r"|.*\.(bin|ckpt|gif|h5|joblib|mp4|msgpack|npy|npz|onnx|pickle|pkl|pt|pth|py)"
 )
-"""Optimizer states, films, and files of weights in formats that run code or that nothing reads."""
+"""Optimizer states, videos, and files of weights in formats that run code or that nothing reads."""
 
 
 def is_remote(path: Path | str) -> bool:
-    """True of a URL, also where it has become a Path (s3:/bucket/run)."""
+    """True for a URL, also for one that has become a Path (s3:/bucket/run)."""
     found = _URL.fullmatch(str(path))
     return found is not None and found[1] != "file" and not Path(path).exists()
 
@@ -49,16 +49,16 @@ def url_of(path: Path | str) -> str:
 
 
 def local(path: Path | str, wanted: Wanted = "policy") -> Path:
-    """The checkpoint on this machine's disk, fetched if `path` is a URL and it is not there yet: of
-    a run its newest whole one; of a URL of a file that file.
+    """The checkpoint on this machine's disk. If `path` is a URL, it is downloaded unless it is
+    there already: of a run, its newest complete checkpoint; of a URL of a file, that file.
 
     Args:
-      wanted: "statistics" leaves the weights of other codes' checkpoints where they are.
+      wanted: "statistics" does not download the weights of other codes' checkpoints.
 
     Raises:
       FileNotFoundError: nothing is there, or nothing that is a checkpoint.
-      ValueError: it is no URL that can be read, or lists a name that leads out of its folder.
-      OSError: it cannot be reached, access is refused, or it changed while it was fetched.
+      ValueError: it is not a URL that can be read, or lists a name that leads out of its folder.
+      OSError: it cannot be reached, access is refused, or it changed during the download.
     """
     if not is_remote(path):
         found = _URL.fullmatch(str(path))
@@ -74,8 +74,8 @@ def local(path: Path | str, wanted: Wanted = "policy") -> Path:
 
 
 def needed(url: str, names: Sequence[str], wanted: Wanted = "policy") -> list[str]:
-    """The files to fetch of those under a URL: of a run of ours its newest checkpoint that is
-    whole, of anything else what may hold weights or what belongs to them.
+    """The files to download of those under a URL: of a run of ours, its newest complete checkpoint;
+    of anything else, what may hold weights or what belongs to them.
 
     Raises:
       FileNotFoundError: there is nothing of the kind.
@@ -126,7 +126,7 @@ def _fetched(url: str, choose: Callable[[Mapping[str, StoredFile]], list[str]]) 
 
 
 class _progress:
-    """A bar of bytes on stderr, at a terminal alone."""
+    """A progress bar of bytes on stderr, only at a terminal."""
 
     def __init__(self, text: str, total: int) -> None:
         columns = TextColumn("{task.description}"), BarColumn()

@@ -1,11 +1,11 @@
 """Rename tables: one declarative rule per parameter says where it lies in another code's
 checkpoint and how its axes are laid out there, and serves reading and writing alike.
 
-Axis patterns read from theirs to ours, written as in einops, "l [0] g w d -> l w g d": a name
-is an axis, `(n d)` axes merged into one, `1` an axis of length one, and `[i]` component i of an
-axis in which other rules' parameters lie. A size that no shape tells is written down, `c=3`; axes
-that differ only by a prime, `p p'`, are equally long. A layer index in their name,
-"layers.{l}.weight" or "layers.{2*l+1}.weight", stacks their tensors along our axis `l`.
+Axis patterns go from theirs to ours, written as in einops, "l [0] g w d -> l w g d": a name is an
+axis, `(n d)` axes merged into one, `1` an axis of length one, and `[i]` component i of an axis that
+other rules' parameters share. A size that no shape determines is given, `c=3`; axes that differ
+only by a prime, `p p'`, are equally long. A layer index in their name, "layers.{l}.weight" or
+"layers.{2*l+1}.weight", stacks their tensors along our axis `l`.
 """
 
 import math
@@ -28,8 +28,8 @@ _TOKEN = re.compile(r"\(([^()]*)\)|\[(\d+)\]|(\S+)")
 class Rule:
     """Parameter `ours` ("a/b/c") is their array `theirs` under the pattern `axes`.
 
-    `aliases`: other names they may store the same array under, as templates with the same layer
-    index; the first that is there is read and the others are copies.
+    `aliases`: other names under which they may store the same array, as templates with the same
+    layer index; the first that exists is read, and the others are copies.
     """
 
     ours: str
@@ -102,7 +102,8 @@ class Pattern:
     def solve(
         self, theirs: Shape | None, ours: Shape | None, known: Mapping[str, int] | None = None
     ) -> Sizes | None:
-        """The axis sizes that the shapes and `known` sizes tell; None if they contradict."""
+        """The axis sizes that the shapes and `known` sizes determine; None if they contradict each
+        other."""
         equations: list[tuple[tuple[str, ...], int]] = []
         for groups, shape in ((self.theirs, theirs), (self.ours, ours)):
             if shape is None:
@@ -120,7 +121,7 @@ class Pattern:
         return sizes
 
     def their_shape(self, sizes: Sizes, components: int) -> tuple[int | None, ...]:
-        """Shape of one array of theirs; None where the sizes do not tell."""
+        """Shape of one array of theirs; None for sizes that are not determined."""
         return tuple(
             components if isinstance(group, int) else _product(group, sizes)
             for group in self.theirs
@@ -169,7 +170,7 @@ def match(
 
     Raises:
       ValueError: one message that lists every parameter of ours that is missing there, every array
-        of theirs that no parameter takes, and every one whose shape does not fit.
+        of theirs that no parameter uses, and every one whose shape does not fit.
     """
     leaves: dict[str, MappedParameter] = {}
     missing, misshapen, taken = [], [], set[str]()
@@ -197,8 +198,8 @@ def match(
 def our_shapes(
     table: Table, theirs: Mapping[str, Shape], known: Mapping[str, int] | None = None
 ) -> dict[str, Shape]:
-    """Shapes of the parameters that `theirs` holds, as far as the rules tell them: what sizes are
-    inferred from before there is a model to `match`. `known`: sizes of axes that are merged in
+    """Shapes of the parameters that `theirs` holds, as far as the rules determine them; sizes are
+    inferred from them before there is a model to `match`. `known`: sizes of axes that are merged in
     `theirs`."""
     shapes = {}
     for rule in table.rules:
@@ -249,7 +250,7 @@ def _product(group: tuple[str, ...], sizes: Sizes) -> int | None:
 
 
 def _layers(rule: Rule, shape: Shape) -> int:
-    """Number of their arrays that our shape is stacked from."""
+    """Number of their arrays from which our array is stacked."""
     if rule.axis is None:
         return 1
     dimension = rule.pattern.ours.index((rule.axis,))
@@ -265,7 +266,7 @@ def _stored(rule: Rule, layer: int, theirs: Mapping[str, Shape]) -> list[str]:
 def _fit(
     rule: Rule, ours: Shape, names: tuple[str, ...], theirs: Mapping[str, Shape], table: Table
 ) -> tuple[MappedParameter, list[str]]:
-    """The leaf, and a complaint for each shape that some of its arrays have and should not."""
+    """The leaf, and a complaint for each wrong shape that some of its arrays have."""
     pattern, components = rule.pattern, table.components[rule.theirs]
     wrong: dict[Shape, list[str]] = {}
     sizes: Sizes = {}

@@ -1,7 +1,8 @@
-"""safetensors files, mapped for reading and written array by array.
+"""safetensors files, memory-mapped for reading and written array by array.
 
 The format is the length of a JSON header, the header, and raw little-endian arrays (its
-specification is the README of huggingface/safetensors), so a map of the file reads any region.
+specification is the README of huggingface/safetensors), so any region can be read from a map of the
+file.
 """
 
 import json
@@ -33,7 +34,8 @@ _DTYPES: dict[str, np.dtype] = {
     "BOOL": np.dtype(np.bool_),
 }
 Entry = tuple[Shape, Callable[[], np.ndarray]]
-"""An array to be written: its shape, and how to make it or what broadcasts to it."""
+"""An array to be written: its shape, and a function that makes it or an array that broadcasts to
+it."""
 
 _LENGTH = 8
 _LARGEST_RANK = 8
@@ -41,13 +43,14 @@ _METADATA = "__metadata__"
 
 
 def map_file(file: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The arrays of a file by name, as views of its map, and the strings its writer added.
+    """The arrays of a file by name, as views of its memory map, and the strings that its writer
+    added.
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: it is damaged, holds a data type that is not known, or its header is not as the
-        format's specification has it: arrays end to end that fill the file, each as long as its
-        shape and dtype say.
+      ValueError: it is damaged, holds an unknown data type, or its header does not follow the
+        format's specification: arrays lie end to end and fill the file, each as long as its shape
+        and dtype say.
     """
     if not file.is_file():
         raise FileNotFoundError(f"{file} does not exist; the checkpoint is incomplete.")
@@ -82,7 +85,7 @@ def map_file(file: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
 
 
 def _entry(file: Path, name: str, entry: object) -> tuple[np.dtype, Shape, int, int]:
-    """Dtype, shape and both ends of an array's bytes, as a header tells them."""
+    """Dtype, shape and both ends of an array's bytes, as a header gives them."""
     told = entry if isinstance(entry, dict) else {}
     kind, shape, offsets = (told.get(key) for key in ("dtype", "shape", "data_offsets"))
     if not _is_sizes(shape) or len(shape) > _LARGEST_RANK:
@@ -115,7 +118,7 @@ def _short(value: object) -> str:
 
 
 def new_model(folder: Path) -> Path:
-    """`model.safetensors` of a folder that has none; raises ValueError where it has."""
+    """Path of `model.safetensors` in a folder; raises ValueError if the file exists."""
     file = folder / "model.safetensors"
     if file.exists():
         raise ValueError(f"{file} exists; give a directory without a model in it.")
@@ -128,7 +131,7 @@ def write_file(
     dtype: np.dtype | Mapping[str, np.dtype],
     metadata: Mapping[str, str],
 ) -> None:
-    """Writes arrays, each made when its turn comes; the file appears when it is whole.
+    """Writes arrays, each made only when its turn comes; the file appears when it is complete.
 
     Args:
       dtype: of all arrays, or of each by its name.

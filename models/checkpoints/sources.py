@@ -1,7 +1,7 @@
 """Arrays of a checkpoint by name, read by region: Orbax directories and safetensors files.
 
-Orbax's library restores whole trees of one topology; here its arrays are opened with tensorstore
-(OCDBT or one directory per array, zarr 2 or 3), whose every region can be read by any thread.
+Orbax's library restores whole trees of one topology. Here its arrays are opened with tensorstore
+(OCDBT or one directory per array, zarr 2 or 3), so any thread can read any region.
 """
 
 import math
@@ -24,7 +24,7 @@ from models.files.bounds import check_name
 from models.files.foreign_json import read_json, section
 
 IN_FLIGHT_BYTES = 2 * 2**30
-"""Bytes of a checkpoint in memory while it is read, if no chunk of it is larger."""
+"""Limit of a checkpoint's bytes in memory while it is read, unless one of its chunks is larger."""
 
 _ZARR = {".zarray": "zarr", "zarr.json": "zarr3"}
 _NO_NUMBERS = ("json", "string", "ustring", "char", "byte")
@@ -32,8 +32,8 @@ _NO_NUMBERS = ("json", "string", "ustring", "char", "byte")
 
 @dataclass(frozen=True)
 class CheckpointSource:
-    """Arrays by name. `where` is the path for messages; an array has `shape` and `dtype`, and
-    indexing it and then `np.asarray` reads that region and no more. `metadata`: strings that the
+    """Arrays by name. `where` is the path for messages. An array has `shape` and `dtype`; indexing
+    it and then calling `np.asarray` reads that region and no more. `metadata`: strings that the
     writer added."""
 
     where: str
@@ -61,8 +61,8 @@ class CheckpointSource:
 def open_orbax(path: Path) -> CheckpointSource:
     """The arrays of an Orbax directory, named "a/b/c".
 
-    `path` is a directory that Orbax wrote, or a checkpoint that holds such a one as `params`. The
-    names' head `params` is dropped, and their tail `value` where every name has it.
+    `path` is a directory that Orbax wrote, or a checkpoint that holds one as `params`. `params` at
+    the head of the names, and `value` at their tail, are dropped if every name has them.
 
     Raises:
       FileNotFoundError: there is no such directory.
@@ -82,8 +82,8 @@ def open_orbax(path: Path) -> CheckpointSource:
         )
     arrays = _open_all(directory, specs, ts.Context())
     _check_numbers(directory, arrays)
-    # Orbax stores an unsharded array as one compressed chunk, which without a cache each region
-    # read of it would decompress again.
+    # Orbax stores an unsharded array as one compressed chunk. Without a cache, each read of a
+    # region would decompress it again.
     chunks = map(_chunk_bytes, arrays.values())
     limit = max(IN_FLIGHT_BYTES, *chunks)
     context = ts.Context({"cache_pool": {"total_bytes_limit": limit}})
@@ -92,7 +92,7 @@ def open_orbax(path: Path) -> CheckpointSource:
 
 def open_safetensors(path: Path) -> CheckpointSource:
     """The arrays of a safetensors file, of the shards that a `.safetensors.index.json` names, or of
-    the directory of either (`model.safetensors`).
+    a directory that holds either (`model.safetensors`).
 
     Raises:
       FileNotFoundError: there is none, or a shard is missing.
@@ -137,7 +137,8 @@ def _zarr_specs(directory: Path) -> dict[str, dict[str, Any]]:
         keys = [f"{file.parent.name}/{file.name}" for file in directory.glob("*/*zarr*")]
     file = directory / "_METADATA"
     described = read_json(file) if file.exists() else {}
-    # Orbax once left out chunks of zeros; where it says it did not, an absent one is a loss.
+    # Orbax once left out chunks of zeros. If the metadata says it did not, a missing chunk is lost
+    # data.
     filled = not described.get("store_array_data_equal_to_fill_value", False)
     specs = {}
     for key in keys:
@@ -180,7 +181,7 @@ def _named(directory: Path) -> Iterator[None]:
 
 
 def _check_numbers(directory: Path, arrays: Mapping[str, ts.TensorStore]) -> None:
-    """Refuses arrays of other things than numbers, or of far more than the files hold."""
+    """Refuses arrays that do not hold numbers, or that declare far more than the files hold."""
     strange = [name for name, array in arrays.items() if array.dtype.name in _NO_NUMBERS]
     if strange:
         raise ValueError(

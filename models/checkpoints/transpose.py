@@ -1,7 +1,7 @@
 """Copies between arrays whose axes lie in memory in different orders, by tiles that stay in cache.
 
-numpy copies such arrays entry by entry along rows that are thousands of bytes apart; a tile of rows
-that is first gathered into a small buffer makes every line of memory be touched once.
+numpy copies such arrays entry by entry along rows that are thousands of bytes apart. If a tile of
+rows is first gathered into a small buffer, every line of memory is touched only once.
 """
 
 import numpy as np

@@ -1,1 +1,2 @@
-"""Files of others and of users: JSON and sizes they may declare, Python, fields once renamed."""
+"""Files from others and from users: JSON, sizes that they may declare, Python, and renamed
+fields."""

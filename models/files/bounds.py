@@ -1,8 +1,8 @@
 """Bounds of the sizes and names that describe a policy.
 
-A checkpoint whose digests fit can still hold nonsense, written by a broken script or a stranger: a
-size of 0 or a billion, a robot named as a path. Configs and processors refuse it as they are made,
-before an array is allocated or a file is opened by such a name.
+A checkpoint with matching digests can still hold nonsense, written by a broken script or a
+stranger: a size of 0 or a billion, a robot with a path for its name. Configs and processors refuse
+it when they are created, before an array is allocated or a file is opened by that name.
 """
 
 import numbers
@@ -36,8 +36,8 @@ def check_sizes(where: str, config: object, *names: str, most: int = LARGEST_SIZ
 
 
 def check_least(least: Mapping[str, tuple[float, float]]) -> None:
-    """Raises ValueError unless every field's number, the first of its two, is at least the second,
-    which NaN is not."""
+    """Raises ValueError unless every field's number (the first of its two) is at least its minimum
+    (the second); NaN is refused."""
     for name, (value, smallest) in least.items():
         if not value >= smallest:
             raise ValueError(f"{name} is {value}; it must be at least {smallest}.")

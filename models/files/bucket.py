@@ -1,7 +1,7 @@
-"""A folder of a bucket, or of any other file system that fsspec knows: listed, read and written
-file by file, its errors in sentences.
+"""A folder of a bucket, or of any other file system that fsspec knows. Files are listed, read and
+written one by one, and errors are sentences.
 
-Nothing of it is cached here; names that a storage lists may be anybody's, so one that leads out of
+Nothing is cached here. Names that a storage lists may come from anyone, so a name that leads out of
 the folder is refused.
 """
 
@@ -20,17 +20,18 @@ from fsspec.registry import known_implementations
 from models.files.bounds import check_name
 
 Done = Callable[[int], None]
-"""Takes the bytes of a file that has arrived."""
+"""Called with the number of bytes of each file that has arrived."""
 
 _THREADS = 8
 VERSION_KEYS = ("ETag", "etag", "LastModified", "mtime", "created", "generation", "md5Hash")
-"""Names by which storages tell what changes with a file's content."""
+"""Names under which storages report a value that changes with a file's content."""
 _NO_ACCESS = re.compile(r"credential|forbidden|denied|unauthori[sz]ed|permission", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file as its storage tells of it: bytes, and what changes with its content."""
+    """A file as its storage describes it: size in bytes, and a value that changes with its
+    content."""
 
     size: int
     version: str
@@ -43,8 +44,8 @@ class Bucket:
     url: str
 
     def list(self) -> dict[str, StoredFile]:
-        """All files under the folder, by their names in it; none if there is no such folder. Of
-        the URL of a single file, that one, named "".
+        """All files under the folder, by their names in it; empty if there is no such folder. For
+        the URL of a single file, that file, named "".
 
         Raises:
           ValueError: a name leads out of the folder.
@@ -75,7 +76,7 @@ class Bucket:
                 return None
 
     def write(self, name: str, content: bytes) -> None:
-        """Puts a small file, whole or not at all."""
+        """Writes a small file, whole or not at all."""
         files, root = self._files
         with _errors(f"{self.url}/{name}"):
             files.makedirs(_parent(f"{root}/{name}"), exist_ok=True)
@@ -84,11 +85,11 @@ class Bucket:
     def get(
         self, names: dict[str, StoredFile], folder: Path, done: Done = lambda size: None
     ) -> None:
-        """Fetches files into a local folder, several at a time. One that is there is whole, and
-        stays; one that is broken off goes by another name.
+        """Downloads files into a local folder, several at a time. A file that is there already is
+        complete and is kept; a partial download has another name.
 
         Raises:
-          FileNotFoundError, OSError: one cannot be fetched, or came short.
+          FileNotFoundError, OSError: a file cannot be downloaded, or arrives incomplete.
         """
         files, root = self._files
 
@@ -123,7 +124,7 @@ class Bucket:
         _each(one, names, done)
 
     def remove(self, names: Iterable[str]) -> None:
-        """Removes files, the first of them first; those that are not there are no error."""
+        """Removes files in the given order; a file that does not exist is no error."""
         files, root = self._files
         for name in names:
             with _errors(self._of(name)):
@@ -142,7 +143,7 @@ class Bucket:
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """The fsspec file system of a URL, and the folder there in its own terms.
+    """The fsspec file system of a URL, and the folder's path in it.
 
     Raises:
       ValueError: the URL is a chain of several, fsspec does not know the protocol, or lacks a
@@ -180,8 +181,8 @@ def _parent(path: str) -> str:
 
 @contextmanager
 def _errors(where: str) -> Iterator[None]:
-    """Failures of a storage as OSErrors that say what to do: its clients raise of their own kinds,
-    which need not be known to tell access from connection."""
+    """Turns a storage's failures into OSErrors that say what to do. Storage clients raise errors of
+    their own kinds, which need not be known to tell access from connection."""
     try:
         yield
     except (ImportError, ValueError, KeyboardInterrupt):

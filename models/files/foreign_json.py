@@ -1,7 +1,8 @@
-"""JSON that others wrote, read as an object or refused by the name of its file.
+"""JSON that others wrote, read as an object or refused with an error that names its file.
 
-A parser takes what it is given: 30 bytes of memory for a byte of `[[],[],…`, the recursion limit
-for a deep nesting, one of two entries with the same name. No file that a tool wrote has these.
+A parser takes any input: `[[],[],…` costs 30 bytes of memory for each byte, deep nesting reaches
+the recursion limit, and of two entries with the same name one is lost. No file that a tool wrote
+has these.
 """
 
 import json
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 LARGEST_BYTES = 32 * 2**20
-"""Limit of a file: PaliGemma's tokenizer.json has 17 MB, an index of 10,000 shards 10 MB."""
+"""Limit of a file's size: PaliGemma's tokenizer.json has 17 MB, an index of 10,000 shards 10 MB."""
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -17,7 +18,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: it is no regular file, too large, no JSON, or no object.
+      ValueError: it is not a regular file, too large, not JSON, or not an object.
     """
     if not file.exists():
         raise FileNotFoundError(f"{file} does not exist; the checkpoint is incomplete.")
@@ -49,7 +50,7 @@ def section(values: dict[str, Any], name: str, where: str) -> dict[str, Any]:
     """The object at `name` in another, {} where it is absent or null.
 
     Raises:
-      ValueError: it is something else.
+      ValueError: the value is not an object.
     """
     found = values.get(name)
     if found is None:
@@ -63,7 +64,7 @@ def whole(values: dict[str, Any], name: str, default: int, where: str, least: in
     """The whole number at `name`, the default where it is absent.
 
     Raises:
-      ValueError: it is something else, or below `least`.
+      ValueError: the value is not a whole number, or is below `least`.
     """
     found = values.get(name, default)
     if type(found) is not int or found < least:

@@ -1,5 +1,5 @@
-"""Pieces of what notebooks show of an object (`_repr_html_`): small tables and pictures, without
-script or style sheet, whose text may be anybody's.
+"""HTML that notebooks show of an object (`_repr_html_`): small tables and pictures, without scripts
+or style sheets. Their text may come from anyone.
 """
 
 import base64
@@ -19,7 +19,7 @@ _PICTURES = 6
 
 
 def plain(value: object) -> str:
-    """A value as text in which nothing is markup, at most 200 characters of it."""
+    """A value as text in which nothing is markup, cut to at most 200 characters."""
     text = " ".join(harmless(str(value)).split())
     return escape(text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…")
 
@@ -35,7 +35,7 @@ def card(title: object, facts: Mapping[str, object], *more: str) -> str:
 
 
 def table(heads: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
-    """A table of at most 20 rows, and how many were left out."""
+    """A table of at most 20 rows, and the number of rows that were left out."""
     top = "".join(f"<th>{plain(head)}</th>" for head in heads)
     body = "".join(
         f"<tr>{''.join(f'<td>{plain(cell)}</td>' for cell in row)}</tr>"

@@ -1,8 +1,8 @@
-"""Model repositories of the Hugging Face hub: files of one commit fetched into huggingface_hub's
-own cache, where its other users find them, and folders pushed as one commit.
+"""Repositories of the Hugging Face hub: files of one commit are downloaded into huggingface_hub's
+own cache, where its other users find them, and folders are pushed as one commit.
 
-Errors are sentences that say what to do. Without a connection a commit that was fetched before
-serves, if the cache holds all that is wanted of it.
+Errors are sentences that say what to do. Without a connection, a commit that was downloaded before
+is used if the cache holds all that is needed of it.
 """
 
 import glob
@@ -25,7 +25,7 @@ Kind = Literal["model", "dataset"]
 
 @dataclass(frozen=True)
 class HubPlace:
-    """A folder ("" is the whole) of a repository at a branch, tag or commit."""
+    """A folder ("" for all of it) of a repository at a branch, tag or commit."""
 
     repository: str
     revision: str
@@ -35,10 +35,10 @@ class HubPlace:
     @classmethod
     def parse(cls, url: str, kind: Kind = "model") -> "HubPlace":
         """The place at `hf://organisation/name[@revision][/folder]`; "models/" or "datasets/" may
-        stand before.
+        come before the organisation.
 
         Raises:
-          ValueError: it is of another form, or of the other kind of repository.
+          ValueError: the URL is of another form, or of the other kind of repository.
         """
         text = url.removeprefix("hf://").strip("/")
         for other in ("model", "dataset"):
@@ -55,8 +55,8 @@ class HubPlace:
 
 
 def fetch_model(url: str, choose: Callable[[Mapping[str, int]], list[str]]) -> Path:
-    """The folder of the files that `choose` takes of {name: bytes} under a place, or the file, if
-    the place is one. What is cached is not fetched again.
+    """Downloads the files that `choose` takes from {name: bytes} under a URL, and returns their
+    folder; if the URL is that of a file, returns the file. Cached files are not downloaded again.
 
     Raises:
       FileNotFoundError: no such repository, revision or folder, or the hub cannot be reached and
@@ -95,13 +95,14 @@ def push(
     revision: str | None = None,
     tag: str | None = None,
 ) -> str:
-    """Puts files of a folder and a card (README.md) into a repository, as one commit; it is made if
-    need be. Returns its page.
+    """Pushes files of a folder and a card (README.md) to a repository as one commit; the repository
+    is created if need be. Returns its page.
 
     Args:
-      private: of a repository that is made; one that is there stays as it is.
-      replace: a repository that holds something else loses it; else it is refused.
-      revision: branch, made if need be; the URL's if None.
+      private: for a repository that is created; an existing one stays as it is.
+      replace: replaces what the repository holds; without it, a repository that holds something is
+        refused.
+      revision: branch, created if need be; the URL's if None.
       tag: moved to the new commit.
 
     Raises:
@@ -145,7 +146,7 @@ def push(
 
 def _tree(place: HubPlace) -> tuple[str, dict[str, int]]:
     """The revision, as huggingface_hub resolved it, and all files of its commit with their bytes;
-    from the cache where the hub cannot be reached."""
+    taken from the cache if the hub cannot be reached."""
     api = huggingface_hub.HfApi()
     revision: str
     try:

@@ -1,4 +1,4 @@
-"""Waiting until what was written would outlast a loss of power."""
+"""Waiting until written data would survive a loss of power."""
 
 import os
 from pathlib import Path

@@ -1,8 +1,8 @@
-"""Python files of a user's own, by their paths: presets, families, formats, optimizers, transforms.
+"""Python files of a user, by their paths: presets, families, formats, optimizers, transforms.
 
-A file runs with the user's rights, as `python file.py` would, so only a file that he names on a
-command line or in a program of his own comes here. A path that a checkpoint or dataset names, which
-may be anybody's, needs consent first (data/mixture/trust.py).
+A file runs with the user's rights, as `python file.py` would, so this module is only for files that
+the user names on a command line or in a program. A path that a checkpoint or dataset names may come
+from anyone, so it needs consent first (data/mixture/trust.py).
 """
 
 import hashlib
@@ -15,7 +15,8 @@ T = TypeVar("T")
 
 
 def run_file(path: Path | str) -> ModuleType:
-    """The module that a file makes, which pickle finds; run once as long as its content stays.
+    """The module that a file makes, registered so that pickle finds it. The file runs once for as
+    long as its content stays the same.
 
     Raises:
       FileNotFoundError: the file is missing.
@@ -28,7 +29,7 @@ def run_file(path: Path | str) -> ModuleType:
 
 
 def named_in_file(where: str) -> Any:
-    """The object at `path/to/file.py:NAME`, whose file runs.
+    """The object at `path/to/file.py:NAME`; the file runs.
 
     Raises:
       FileNotFoundError: the file is missing.
@@ -47,11 +48,11 @@ def load(where: str, kind: type[T], what: str) -> T:
     """The object of type `kind` at path/to/file.py:NAME; the file runs.
 
     Args:
-      what: messages call it that.
+      what: name of the object in messages.
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: `where` is no file and name, or the name is of no such object.
+      ValueError: `where` is not a file and a name, or no object of that type has the name.
     """
     path, _, name = where.rpartition(":")
     if not path or not name:
@@ -75,7 +76,7 @@ def run_content(file: str, content: str) -> ModuleType:
     """`run_file` of a file whose content must have the SHA-256 `content`.
 
     Raises:
-      ValueError: it has another one.
+      ValueError: the file has another SHA-256.
     """
     source = Path(file).read_bytes()
     if hashlib.sha256(source).hexdigest() != content:

@@ -1,5 +1,5 @@
-"""Fields of configs that had other names before: files that were saved with them still load, and
-options are taken by both spellings for one release."""
+"""Renamed fields of configs: files that were saved with the old names still load, and options
+accept both spellings for one release."""
 
 import dataclasses
 import typing
@@ -18,16 +18,16 @@ RENAMED: dict[tuple[str, str], str] = {
     ("RecordConfig", "execute"): "replan_steps",
     ("LatencyConfig", "execute"): "replan_steps",
 }
-"""Name of a config's class and the field's name before → its name now."""
+"""(Name of a config's class, old name of a field) → the field's current name."""
 VALUES: dict[tuple[str, str], dict[str, str]] = {("DataConfig", "encoding"): {"none": "direct"}}
-"""Name of a config's class and of a field → its values before, and what they are called now."""
+"""(Name of a config's class, name of a field) → its old values, each with its current name."""
 
 
 def current(kind: type, value: dict[str, Any], where: str) -> dict[str, Any]:
-    """The saved fields of a config of class `kind` by the names that they have now.
+    """The saved fields of a config of class `kind`, by their current names.
 
     Raises:
-      ValueError: a field is there by its old name and by its new one.
+      ValueError: a field has both its old name and its new one.
     """
     names = [RENAMED.get((kind.__name__, name), name) for name in value]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -40,8 +40,8 @@ def current(kind: type, value: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def old_paths(kind: Any) -> Iterator[tuple[str, str]]:
-    """Old and new path (`rollout.execute`, `rollout.replan_steps`) of each field in a tree of
-    configs that has been renamed."""
+    """Old and new path (`rollout.execute`, `rollout.replan_steps`) of each renamed field in a tree
+    of configs."""
     for owner, name, path in _fields(kind, ()):
         for (config, old), new in RENAMED.items():
             if (config, new) == (owner, name):
@@ -49,7 +49,7 @@ def old_paths(kind: Any) -> Iterator[tuple[str, str]]:
 
 
 def old_values(kind: Any) -> Iterator[tuple[str, dict[str, str]]]:
-    """Path of each field in a tree of configs whose values have been renamed, with old and new."""
+    """Path of each field with renamed values in a tree of configs, with the old and new values."""
     for owner, name, path in _fields(kind, ()):
         if values := VALUES.get((owner, name)):
             yield ".".join((*path, name)), values

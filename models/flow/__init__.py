@@ -1,1 +1,1 @@
-"""Flow matching: its time and noise, the sampler, and chunks that continue the last."""
+"""Flow matching: its time and noise, the sampler, and chunks that continue the previous one."""

@@ -28,15 +28,15 @@ Field = Callable[
     [Float[Array, "r k c h a"], Float[Array, "r k c"] | Float[Array, "r k c h"]], Predicted
 ]
 """Function of noised chunks and their flow times, for a batch that was read once. Families whose
-config has `rtc_max_delay` also take a time for each step."""
+config has `rtc_max_delay` also accept a time for each step."""
 
 Solver = Literal["euler", "ab2"]
-"""Integrator of the flow, both of one evaluation of the velocity a step: Euler's, which the peers
-take, or the second-order method of Adams and Bashforth, which also looks at the step before, as the
-multistep solvers of diffusion do (PNDM, arXiv 2202.09778)."""
+"""Integrator of the flow; both evaluate the velocity once a step. "euler": Euler's method, which
+the peers use. "ab2": the second-order method of Adams and Bashforth, which also uses the step
+before, as the multistep solvers of diffusion do (PNDM, arXiv 2202.09778)."""
 
 _DELAYS = 2**31
-"""Word folded into a step's key, so that delays are drawn apart from times and noise."""
+"""Number folded into a step's key, so that delays are drawn independently of times and noise."""
 
 
 def draw(
@@ -57,8 +57,8 @@ def draw(
 def delays(
     key: PRNGKeyArray, sample_id: Int[Array, "*b"], chunks: int, most: int
 ) -> Int[Array, "*b c"]:
-    """Lengths of the given beginnings of `chunks` chunks per sample, each of 0 to `most` steps as
-    likely (arXiv 2512.05964, algorithm 1)."""
+    """Numbers of given first steps for `chunks` chunks per sample, each from 0 to `most` with equal
+    probability (arXiv 2512.05964, algorithm 1)."""
     key = jax.random.fold_in(key, _DELAYS)
 
     def one(sample_id: Array) -> Array:
@@ -68,7 +68,7 @@ def delays(
 
 
 def noise(keys: UInt32[Array, "*b 2"], shape: tuple[int, ...]) -> Float[Array, "*b h a"]:
-    """Unit noise, each chunk's from its own key (two words for threefry, any) and nothing else."""
+    """Unit noise; each chunk's noise depends only on its own key (for threefry, any two words)."""
 
     def one(key: Array) -> Array:
         return jax.random.normal(jax.random.wrap_key_data(key, impl="threefry2x32"), shape)
@@ -81,7 +81,7 @@ def interpolate(
     noise: Float[Array, "*b h a"],
     time: Float[Array, "*b"] | Float[Array, "*b h"],
 ) -> tuple[Float[Array, "*b h a"], Float[Array, "*b h a"]]:
-    """The noised chunk x_t and its target velocity; its steps may have times of their own."""
+    """The noised chunk x_t and its target velocity; each step may have its own time."""
     t = time[..., None] if time.ndim == noise.ndim - 1 else time[..., None, None]
     return (1 - t) * actions + t * noise, noise - actions
 
@@ -89,8 +89,8 @@ def interpolate(
 def times(steps: int) -> Float[np.ndarray, " k"]:
     """Flow times of `steps` equal steps from t = 1, f32, each counted down from the one before.
 
-    openpi counts so, and π0's embedding of time has angles of up to 1,570, where a last bit shows;
-    the end of the last step may be off 0 by some 1e-7.
+    openpi counts in the same way, and π0's embedding of time has angles of up to 1,570, where the
+    last bit matters. The end of the last step may be off 0 by some 1e-7.
     """
     return np.add.accumulate(np.array([1, *[-1 / steps] * (steps - 1)], np.float32))
 
@@ -102,11 +102,12 @@ def integrate(
     guidance: Guidance | None = None,
     solver: Solver = "euler",
 ) -> Float[Array, "*b h a"]:
-    """The flow's end at t = 0 from t = 1, in `steps` equal steps, drawn by `guidance` if any.
+    """Integrates the flow from t = 1 to its end at t = 0, in `steps` equal steps, pulled by
+    `guidance` if given.
 
-    Every step evaluates the velocity once, at its beginning and so never at t = 0, which training
-    leaves out. "ab2" goes on with 3/2 of it less 1/2 of that of the step before; the first step,
-    which has none before it, is Euler's.
+    Every step evaluates the velocity once, at its beginning, and so never at t = 0, which training
+    leaves out. "ab2" advances by 3/2 of this velocity less 1/2 of the previous step's; its first
+    step, which has none before it, is an Euler step.
 
     Raises:
       ValueError: as `check_guided`.
@@ -131,15 +132,15 @@ def integrate(
 
 
 def check_solver(name: str, solver: Solver) -> None:
-    """Raises ValueError, by the field's name, unless there is such a solver."""
+    """Raises ValueError, naming the field, unless the solver exists."""
     if solver not in get_args(Solver):
         raise ValueError(f"{name} is '{solver}'; expected one of {list(get_args(Solver))}.")
 
 
 def check_guided(solver: Solver, steps: int, limit: float) -> None:
-    """Raises ValueError unless the solver is stable where guidance draws with weights of up to
-    `limit`: at a distance y from the guidance v is up to limit · y, which steps of "ab2" reduce
-    only where they are at most 1 / limit long, Euler's up to 2 / limit."""
+    """Raises ValueError unless the solver is stable under guidance with weights of up to `limit`.
+    At a distance y from the guidance, v is up to limit · y. Steps of "ab2" reduce this distance
+    only if they are at most 1 / limit long, Euler's up to 2 / limit."""
     if solver == "ab2" and steps < limit:
         raise ValueError(
             f"solver is 'ab2' with {steps} steps, which overshoots where chunks are guided with a "
@@ -155,8 +156,8 @@ def sample(
     guidance: Guidance | Given | None = None,
     solver: Solver = "euler",
 ) -> Float[Array, "r k h a"]:
-    """`integrate` for a policy: a chunk for each of the batch's samples, which begins with what is
-    `Given` exactly, read at flow time 0."""
+    """`integrate` for a policy: a chunk for each of the batch's samples. If `guidance` is a
+    `Given`, the chunk begins with exactly the given actions, which are read at flow time 0."""
     if isinstance(guidance, Given):
         return _continued(field, noise, steps, guidance, solver)
 

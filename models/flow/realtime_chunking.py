@@ -1,9 +1,11 @@
-"""Real-time chunking: the next chunk is sampled while the robot still acts the last, and fits it.
+"""Real-time chunking: the next chunk is sampled while the robot still executes the last one, and
+continues it.
 
-Guided (Black, Galliker and Levine 2025, arXiv 2506.07339), what is left of the previous chunk draws
-the flow as in inpainting (ΠGDM, Song et al. 2023): fully where its actions are committed, less and
-less over the rest. No training is needed. Trained (Black et al. 2025, arXiv 2512.05964), the model
-has learnt to read the committed actions, which stand in the chunk at flow time 0.
+Guided chunking (Black, Galliker and Levine 2025, arXiv 2506.07339) needs no training: what is left
+of the previous chunk pulls the flow as in inpainting (ΠGDM, Song et al. 2023), fully where its
+actions are committed, less and less over the rest. In trained chunking (Black et al. 2025, arXiv
+2512.05964), the model has learnt to read the committed actions, which stand in the chunk at flow
+time 0.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,8 +17,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 Chunking = Literal["none", "guided", "trained"]
-"""Continuation of a chunk by the next, after the committed actions, which are acted in any case:
-none, drawn towards what was planned, or by a model that was trained to read what is committed."""
+"""Continuation of a chunk by the next, after the committed actions, which are executed in any case.
+"none": no continuation. "guided": pulled towards what was planned. "trained": by a model that was
+trained to read the committed actions."""
 
 LIMIT = 5.0
 """The paper's bound on the guidance's weight, which is infinite at the first step of the flow."""
@@ -25,8 +28,8 @@ Velocity = Callable[[Float[Array, "*b h a"], Float[Array, ""]], Float[Array, "*b
 
 
 class Guidance(NamedTuple):
-    """Target that guides a chunk: actions in the model's units, how much each entry matters (0 not
-    at all, 1 fully), and the bound on the correction."""
+    """Target that guides a chunk: actions in the model's units, the weight of each entry (0 not at
+    all, 1 fully), and the bound on the correction."""
 
     actions: Float[Array, "*b h a"]
     weight: Float[Array, "*b h a"]
@@ -34,8 +37,8 @@ class Guidance(NamedTuple):
 
 
 class Given(NamedTuple):
-    """First steps of a chunk that are given, for a model that was trained to continue them: actions
-    in the model's units, and which steps these are."""
+    """First steps of a chunk that are given to a model that was trained to continue them: actions
+    in the model's units, and a mask of the given steps."""
 
     actions: Float[Array, "*b h a"]
     steps: Bool[Array, "*b h"]
@@ -57,9 +60,9 @@ class Left(NamedTuple):
     """Actions left of a robot's previous chunk when it observes, in the robot's units."""
 
     actions: Float[np.ndarray, "h a"]
-    """Filled up with zeros."""
+    """Padded with zeros."""
     weight: Float[np.ndarray, " h"]
-    """Above 0 where the answer depends on an action left."""
+    """Above 0 where the answer depends on a remaining action."""
     committed: Float[np.ndarray, "_d a"]
 
 
@@ -73,11 +76,11 @@ def left_over(
 
     Args:
       previous: actions not yet acted when the robot observed, the next one first.
-      committed: how many of them will be acted before an answer can be; where there is no previous
-        chunk it says nothing.
+      committed: how many of them will be executed before an answer can arrive; ignored where there
+        is no previous chunk.
       shape: (B, steps of a chunk, action dims).
-      chunking: decides the weights: those of `soft_mask`, of "trained" 1 for what is committed
-        alone, of "none" 0.
+      chunking: decides the weights: those of `soft_mask` for "guided", 1 for the committed actions
+        alone for "trained", 0 for "none".
 
     Raises:
       ValueError: a previous chunk is too long, of other dims or not finite, or has fewer actions
@@ -95,13 +98,13 @@ def left_over(
 
 
 def guided(velocity: Velocity, guidance: Guidance) -> Velocity:
-    """The velocity of a flow whose end is drawn towards the guidance (equations 2 to 4).
+    """The velocity of a flow whose end is pulled towards the guidance (equations 2 to 4).
 
-    At (x, t) the flow is expected to end at x − t·v(x, t). The correction is the gradient by x of
-    half the weighted squared distance between that and the guidance, times
-    min(limit, (t² + (1 − t)²) / (t (1 − t))). It draws, it does not force: entries of weight 1 end
-    near the guidance, not on it. Weights of 0 leave the velocity as it is, and a chunk is drawn by
-    its own guidance alone where the velocity does not mix chunks.
+    At (x, t) the flow is expected to end at x − t·v(x, t). The correction is the gradient, with
+    respect to x, of half the weighted squared distance between that end and the guidance, times
+    min(limit, (t² + (1 − t)²) / (t (1 − t))). It pulls without forcing: entries of weight 1 end
+    near the guidance, not on it. Weights of 0 leave the velocity unchanged. If the velocity does
+    not mix chunks, a chunk is pulled by its own guidance alone.
     """
 
     def corrected(x: Float[Array, "*b h a"], t: Float[Array, ""]) -> Float[Array, "*b h a"]:

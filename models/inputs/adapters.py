@@ -1,8 +1,8 @@
 """Conversions between a robot's units and those that a released policy was trained in, by name.
 
-They compute in whichever library their arrays are of, so that a traced program can hold them.
-ALOHA's are openpi's (`aloha_policy.py`): some joints turn the other way, and its grippers tell a
-linear position where the policy knows the angle of the motor.
+They compute with the library of their arrays, so a traced program can contain them. ALOHA's are
+openpi's (`aloha_policy.py`): some joints turn the other way, and its grippers report a linear
+position where the policy knows the angle of the motor.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,8 +18,9 @@ Convert = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class UnitConversion:
-    """A robot of `dims` (state, actions): its `state` as the policy knows it, the policy's actions
-    as they are `acted`, and those that were acted as they are `learned`."""
+    """Conversions for a robot of `dims` (state, actions). `state`: its state to the policy's.
+    `acted`: the policy's actions to the robot's. `learned`: actions of the robot to the
+    policy's."""
 
     dims: tuple[int, int]
     state: Convert

@@ -1,7 +1,7 @@
-"""Byte-level BPE, the tokenizer of Qwen's language models, from the files that Hugging Face keeps.
+"""Byte-level BPE, the tokenizer of Qwen's language models, from files in Hugging Face's formats.
 
-`tokenizer.json` is read as it is; of `vocab.json` and `merges.txt`, with the added tokens beside
-them, the same is made. It travels inside the checkpoint, compressed.
+`tokenizer.json` is read as is; otherwise it is made from `vocab.json` and `merges.txt`, with the
+added tokens beside them. It is stored in the checkpoint, compressed.
 """
 
 import base64
@@ -40,7 +40,7 @@ class ByteBpe:
 
         Raises:
           FileNotFoundError: a file is missing.
-          ValueError: they hold no tokenizer of this kind.
+          ValueError: the files hold no tokenizer of this kind.
         """
         path = Path(path)
         if not path.exists():
@@ -83,11 +83,11 @@ class ByteBpe:
         return ByteBpe, (self.packed,)
 
     def encode(self, text: str) -> Int[np.ndarray, " t"]:
-        """Token ids of `text`, int32; names of special tokens in it become these."""
+        """Token ids of `text`, int32; names of special tokens in it become those tokens."""
         return np.asarray(self._core.encode(text, add_special_tokens=False).ids, np.int32)
 
     def decode(self, ids: Int[np.ndarray, " t"]) -> str:
-        """The text of such ids, special tokens by their names."""
+        """The text of token ids; special tokens appear by their names."""
         return self._core.decode([int(i) for i in ids], skip_special_tokens=False)
 
     def id(self, name: str) -> int:

@@ -1,5 +1,5 @@
-"""Cameras' names as datasets, suites and clients spell them: `observation/front`,
-`observation.images.front`, `image/front` and `front` are one camera.
+"""Camera names as datasets, suites and clients spell them: `observation/front`,
+`observation.images.front`, `image/front` and `front` name one camera.
 """
 
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ _GROUPS = {"observation", "image", "images"}
 
 
 def plain_name(key: str) -> str:
-    """A key without what says only that it is an observation or an image."""
+    """A key without the parts that say only that it is an observation or an image."""
     parts = key.replace("/", ".").split(".")
     while len(parts) > 1 and parts[0] in _GROUPS:
         parts = parts[1:]
@@ -16,8 +16,8 @@ def plain_name(key: str) -> str:
 
 
 def find_camera(wanted: str, cameras: Sequence[str]) -> int | None:
-    """The place of a camera among others: by its whole name, else by its plain one, else by the
-    last parts of theirs; None where that tells none or several."""
+    """The index of a camera among others: by its whole name, else by its plain one, else by the
+    last parts of the others' plain names; None if none match, or several."""
     if wanted in cameras:
         return cameras.index(wanted)
     name, plain = plain_name(wanted), [plain_name(camera) for camera in cameras]

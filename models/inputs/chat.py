@@ -1,8 +1,9 @@
-"""A prompt as the turn of a chat with pictures in it, as GR00T-N1.5's language model was trained.
+"""A prompt as the turn of a chat with pictures in it, the form in which GR00T-N1.5's language model
+was trained.
 
-Eagle's template: a system's turn, the user's with the pictures and then the words, and the
-beginning of the answer. Words stand in brackets and quotes, as NVIDIA's policy and LeRobot's port
-hand them on (`str([words])`).
+Eagle's template has a system turn, a user turn with the pictures and then the words, and the
+beginning of the answer. The words stand in brackets and quotes, as NVIDIA's policy and LeRobot's
+port pass them (`str([words])`).
 """
 
 from typing import Literal
@@ -23,11 +24,12 @@ TEXT_LIMIT = 512
 def eagle_turn(
     tokenizer: ByteBpe, words: str, pictures: int
 ) -> tuple[Int[np.ndarray, " t"], tuple[int, ...]]:
-    """Token ids of the turn without those of pictures' features, and before which of them each
-    picture stands.
+    """Token ids of the turn without those of pictures' features, and for each picture the index of
+    the token before which it stands.
 
     Raises:
-      ValueError: the tokenizer lacks a token of the template, or the words hold one for pictures.
+      ValueError: the tokenizer lacks a token of the template, or the words contain a picture's
+        token.
     """
     ids = tokenizer.encode(eagle_template(pictures).format(quoted=[words or DEFAULT]))
     at = np.flatnonzero(ids == tokenizer.id(PICTURE))
@@ -39,7 +41,7 @@ def eagle_turn(
 
 
 def eagle_template(pictures: int) -> str:
-    """The turn's text, {quoted} standing for the words in brackets and quotes."""
+    """The turn's text, with {quoted} for the words in brackets and quotes."""
     shown = "".join(f"<image {k}><img>{PICTURE}</img>" for k in range(1, pictures + 1))
     return (
         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"

@@ -1,5 +1,5 @@
 """A robot as a policy knows it: cameras, scales of state and actions, and what actions are measured
-from. Part of a `Processor`, so it is JSON and travels in the checkpoint.
+from. It is part of a `Processor`, so it is JSON and is stored in the checkpoint.
 """
 
 from dataclasses import dataclass
@@ -26,8 +26,8 @@ class Normalizer:
     form.
 
     Raises:
-      ValueError: an offset is not finite or beyond ±1e12, a scale not within 1e-12 to 1e12, or
-        there are more of one than of the other.
+      ValueError: an offset is not finite or beyond ±1e12, a scale is not within 1e-12 to 1e12, or
+        their numbers differ.
     """
 
     offset: tuple[float, ...]
@@ -53,7 +53,7 @@ class Normalizer:
 
     @classmethod
     def identity(cls, dims: int) -> "Normalizer":
-        """Leaves so many dims as they are."""
+        """A normalizer that leaves `dims` dims unchanged."""
         return cls((0.0,) * dims, (1.0,) * dims)
 
     def __call__(self, x: Float[np.ndarray, "*b d"]) -> Float[np.ndarray, "*b d"]:
@@ -68,19 +68,19 @@ class Embodiment:
     """A robot as a dataset describes it: camera names in the order the model sees them, and its
     scales.
 
-    `relative` tells for each action dim the state dim that the model measures it from, at the
-    moment of the observation, and -1 where it is taken as it is; empty, all are. The scales of
+    `relative` gives, for each action dim, the state dim from which the model measures it at the
+    time of the observation, or -1 if the action is absolute; if empty, all are. The scales of
     actions are those of the differences. (openpi's DeltaActions is `relative[d]` = d where its mask
     is true.)
 
     `absent`: cameras that may be missing. `adapter`: conversion between the robot's units and those
-    that are scaled, one of `models.inputs.adapters.ADAPTERS`, or "". `keys`: how the robot's own
-    clients spell an observation.
+    that are scaled, one of `models.inputs.adapters.ADAPTERS`, or "". `keys`: names that the robot's
+    own clients use in an observation.
 
     Raises:
-      ValueError: `relative` does not name a state dim for each action dim, there are none of these,
-        a name is a path, cannot be printed or stands twice, `absent` names no camera, or there is
-        no such adapter.
+      ValueError: `relative` does not name a state dim for each action dim, there are no action
+        dims, a name is a path, cannot be printed or appears twice, `absent` names no camera, or
+        there is no such adapter.
     """
 
     name: str
@@ -133,8 +133,8 @@ class Embodiment:
         return ADAPTERS[self.adapter] if self.adapter else None
 
     def converted(self, state: Any) -> Any:
-        """The robot's state [..., s] in the units that are scaled, in whichever library it is an
-        array of."""
+        """The robot's state [..., s] in the units that are scaled, as an array of the same
+        library."""
         return state if self.units is None else self.units.state(state)
 
     def origin(self, state: Float[np.ndarray, "*b _s"]) -> Float[np.ndarray, "*b 1 _a"]:

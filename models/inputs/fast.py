@@ -1,8 +1,8 @@
 """FAST (arXiv 2501.09747): an action chunk as a few tokens that a language model can predict.
 
-The chunk's discrete cosine transform is rounded, read from low frequencies to high, and the
-integers, as characters, are compressed by byte-pair encoding. The vocabulary is the user's: the
-released tokenizer's files load as they are, or a small one is trained on a dataset's own chunks.
+The chunk's discrete cosine transform is rounded and read from low frequencies to high. The integers
+are written as characters and compressed by byte-pair encoding. The user chooses the vocabulary: the
+released tokenizer's files load as is, or a small one is trained on a dataset's own chunks.
 """
 
 import json
@@ -118,9 +118,9 @@ class Fast:
         return cls(tokenizer.to_str(), scale, -bound)
 
     def save(self, folder: str | Path, horizon: int, dims: int) -> None:
-        """Writes the files that `load` reads, with those by which transformers' AutoProcessor (and
+        """Writes the files that `load` reads, and those by which transformers' AutoProcessor (and
         so openpi and LeRobot) opens the folder; it takes the released tokenizer's code from the
-        hub. `horizon` and `dims` of a chunk are what it decodes to if it is told nothing else."""
+        hub. Unless told otherwise, it decodes to chunks of `horizon` and `dims`."""
         files: dict[str, Any] = {
             "tokenizer.json": json.loads(self.bpe),
             "tokenizer_config.json": {
@@ -148,13 +148,13 @@ class Fast:
 
     @staticmethod
     def smallest(horizon: int, scale: float = 10.0) -> int:
-        """Tokens of a vocabulary that has the values of a coefficient alone, for chunks of so many
-        steps within ±2."""
+        """Number of tokens of a vocabulary with the values of a coefficient only, for chunks of
+        `horizon` steps within ±2."""
         return 2 * int(np.ceil(_HEADROOM * scale * np.sqrt(horizon))) + 1
 
     @staticmethod
     def reach(chunk: Float[np.ndarray, "h a"], scale: float = 10.0) -> int:
-        """The largest coefficient of a chunk, of either sign, in steps."""
+        """The largest magnitude of a chunk's coefficients, in steps."""
         return int(np.abs(_rounded(chunk, scale)).max())
 
     @property
@@ -170,8 +170,8 @@ class Fast:
     def encode(self, chunk: Float[np.ndarray, "h a"]) -> Int[np.ndarray, " t"]:
         """Token ids in [0, size) of a normalised chunk, int32.
 
-        `decode` gives it back with coefficients rounded to 1/scale: an error of at most
-        √(h·a) / (2·scale) in Euclidean norm.
+        `decode` returns the chunk with coefficients rounded to 1/scale: an error of at most √(h·a)
+        / (2·scale) in Euclidean norm.
 
         Raises:
           ValueError: a value is not finite, or a coefficient has no character in the vocabulary.
@@ -220,7 +220,7 @@ class Fast:
     def _tokenizer(self) -> Tokenizer:
         try:
             return Tokenizer.from_str(self.bpe)
-        except Exception as error:  # of no other class, whatever is wrong
+        except Exception as error:  # tokenizers raises bare Exception
             raise ValueError(f"This is no FAST tokenizer ({str(error)[:200]}).") from error
 
 

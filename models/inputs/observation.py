@@ -1,5 +1,5 @@
-"""The unpacked observation that openpi's users have, as samples: images by camera name, masks,
-state and a prompt as text or as token ids.
+"""Samples from the unpacked observations of openpi's users: images by camera name, masks, state and
+a prompt as text or as token ids.
 
 Keys and shapes are those of openpi's `Observation` before batching; every array may have a leading
 batch axis or none.

@@ -1,9 +1,9 @@
 """Input of every model: rows in which samples of different length lie end to end.
 
 A `PackedBatch` has static shapes whatever the samples, so one compiled program serves every batch,
-and a sample pays only for the cameras and the tokens it has. `lay_out` is the one place that says
-where samples stand: the loader fills whole columns in there, and `pack` samples one by one. The
-unpacked form is the same type with one sample a row.
+and a sample pays only for the cameras and the tokens it has. `lay_out` alone decides where samples
+stand: the loader fills its arrays by whole columns, and `pack` sample by sample. The unpacked form
+is the same type with one sample a row.
 """
 
 from collections.abc import Sequence
@@ -56,10 +56,10 @@ class Sample:
 
     `id` names the draw: every random number used for this sample derives from it, so they do not
     depend on what else is in the batch. `action_mask` is false for padded dims and steps past the
-    episode's end. `image_at`: for each image the number of text tokens before it; empty, the images
-    come before all text. `subtask` and `action_tokens` are for the language model to predict, each
-    from its own first token on. `cameras`: which of its embodiment's cameras each image shows;
-    empty, they are the first ones in order. Images are in grey levels, 0 to 255.
+    episode's end. `image_at`: for each image, the number of text tokens before it; if empty, the
+    images come before all text. `subtask` and `action_tokens` are for the language model to
+    predict, each from its own first token on. `cameras`: which of its embodiment's cameras each
+    image shows; if empty, the first ones in order. Images are in grey levels, 0 to 255.
     """
 
     images: tuple[UInt8[np.ndarray, "height width 3"] | Float32[np.ndarray, "height width 3"], ...]
@@ -119,8 +119,8 @@ class PackedBatch:
 
 
 class Places(NamedTuple):
-    """Places of n samples: their row and slot, and the first of the row's image slots that is
-    theirs."""
+    """Positions of n samples: their row and slot, and the first of the row's image slots that they
+    fill."""
 
     row: Int64[np.ndarray, " n"]
     slot: Int64[np.ndarray, " n"]
@@ -136,16 +136,17 @@ def lay_out(
     image_at: Int[np.ndarray, "n m"] | None = None,
     pictures: UInt8[np.ndarray, "r i h w 3"] | None = None,
 ) -> tuple[dict[str, Any], Places]:
-    """A batch's arrays (numpy) by name, of which text and prefix are done, and where the rest goes.
+    """A batch's arrays (numpy) by name, with text and prefix filled in, and the positions for the
+    rest.
 
-    Weights are 1 where a sample stands, all else is 0.
+    Weights are 1 where a sample stands; all else is 0.
 
     Args:
-      samples: of each row, which holds consecutive ones.
-      images: of each sample.
+      samples: number of samples in each row; a row holds consecutive ones.
+      images: number of images of each sample.
       text: token ids of each sample.
-      image_at: as a `Sample` has them; those past a sample's last image count for nothing.
-      pictures: becomes the batch's images; only the slots that no sample takes are blackened.
+      image_at: as in `Sample`; entries past a sample's last image are ignored.
+      pictures: used as the batch's images; only the slots that no sample takes are blackened.
 
     Raises:
       ValueError: a row asks for more samples, images, text tokens or prefix places than the layout
@@ -211,11 +212,11 @@ def put_targets(
     subtask: Int[np.ndarray, " n"],
     action_tokens: Int[np.ndarray, " m"],
 ) -> None:
-    """Writes what the language model is to predict of the sample at (row, slot) into a batch's
-    arrays.
+    """Writes the tokens that the language model is to predict for the sample at (row, slot) into a
+    batch's arrays.
 
     Raises:
-      ValueError: it is more than the layout has places for.
+      ValueError: they are more than the layout has places for.
     """
     needed, limit = len(subtask) + len(action_tokens), arrays["targets"].shape[-1]
     if needed > limit:
@@ -251,13 +252,13 @@ def _members(batch: PackedBatch) -> list[tuple[str, Any]]:
 
 
 def _spelt(x: Any) -> str:
-    """An array's dtype and shape; anything else that a tree of this form may hold as it is."""
+    """An array's dtype and shape; the repr of anything else that a tree of this form may hold."""
     known = hasattr(x, "dtype") and hasattr(x, "shape")
     return f"{x.dtype}{list(x.shape)}" if known else repr(x)
 
 
 def _is_held(x: Any) -> bool:
-    """True of an array whose values this process has."""
+    """True for an array whose values this process holds."""
     if isinstance(x, jax.core.Tracer):
         return False
     return isinstance(x, np.ndarray) or (isinstance(x, jax.Array) and x.is_fully_addressable)
@@ -308,7 +309,7 @@ def _sources(
 ) -> Int64[np.ndarray, " p"]:
     """Contents of all samples' prefix places: pieces that each count up from their start.
 
-    A sample's pieces are text and image by turns, then the rest of its text, then its state.
+    A sample's pieces are text and image in turn, then the rest of its text, then its state.
     """
     number = np.arange(images.max(initial=0))
     has = number < images[:, None]

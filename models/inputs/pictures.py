@@ -1,7 +1,8 @@
-"""Pictures of any size fitted to the square that a model sees, each way that released policies were
-trained: openpi's (Pillow), LeRobot's (torch's `interpolate`), and GR00T's (torchvision).
+"""Pictures of any size fitted to the square that a model sees, in each way in which released
+policies were trained: openpi's (Pillow), LeRobot's (torch's `interpolate`), and GR00T's
+(torchvision).
 
-The ways differ by several grey levels at edges, which a policy answers with other actions.
+The ways differ by several grey levels at edges, for which a policy returns other actions.
 """
 
 from functools import lru_cache
@@ -12,18 +13,18 @@ from jaxtyping import Float, Float32, Float64, Shaped, UInt8
 from PIL import Image
 
 Resize = Literal["antialiased", "bilinear", "bilinear-dark", "stretched", "stretched-middle"]
-"""Pillow's bilinear filter, which averages where it shrinks; torch's, which reads four pixels; the
-latter with borders of −255 instead of black (LeRobot before 0.5.0). Without borders, each side by
-its own factor: torchvision's bicubic filter (GR00T in LeRobot), or its bilinear one for the middle
-95 % of each side (NVIDIA's GR00T)."""
+"""Filters, in this order: Pillow's bilinear one, which averages when it shrinks; torch's, which
+reads four pixels; and the latter with borders of −255 instead of black (LeRobot before 0.5.0). Two
+have no borders and scale each side by its own factor: torchvision's bicubic filter (GR00T in
+LeRobot), and its bilinear one for the middle 95 % of each side (NVIDIA's GR00T)."""
 _MIDDLE = 0.95
 
 
 def fit(
     image: Shaped[np.ndarray, "_h _w 3"], size: int, resize: Resize
 ) -> UInt8[np.ndarray, "s s 3"] | Float32[np.ndarray, "s s 3"]:
-    """Picture in a square of `size`, in its middle where the aspect is kept; as floats from 0 to
-    255 where `resize` does not round."""
+    """The picture in a square of `size`, in its middle if the aspect is kept; as floats from 0 to
+    255 if `resize` does not round."""
     if resize == "antialiased":
         return resize_with_pad(image, size)
     if resize == "stretched":
@@ -68,7 +69,7 @@ def _bilinear(
 
 
 def _lines(image: Float[np.ndarray, "_n _m 3"], count: int) -> Float32[np.ndarray, "_count _m 3"]:
-    """Lines between those of `image`, pixels taken to lie in the middle of their places."""
+    """Lines interpolated between those of `image`; pixels lie in the middle of their places."""
     if len(image) == count:
         return image
     scale = np.float32(len(image) / count)
@@ -92,7 +93,7 @@ def _bicubic(image: UInt8[np.ndarray, "_h _w 3"], size: int) -> UInt8[np.ndarray
 
 
 def _middle(image: UInt8[np.ndarray, "_h _w 3"], size: int) -> UInt8[np.ndarray, "s s 3"]:
-    """Resize of the middle in floats from 0 to 1, cut off to grey levels at last."""
+    """Resizes the middle in floats from 0 to 1, and truncates to grey levels at the end."""
     sides = [int(side * _MIDDLE) for side in image.shape[:2]]
     top, left = (round((a - b) / 2) for a, b in zip(image.shape, sides, strict=False))
     cut = image[top : top + sides[0], left : left + sides[1]].astype(np.float32) / np.float32(255)
@@ -103,8 +104,8 @@ def _middle(image: UInt8[np.ndarray, "_h _w 3"], size: int) -> UInt8[np.ndarray,
 
 
 def _in_turn(lines: Float32[np.ndarray, "_n _m 3"], size: int) -> Float32[np.ndarray, "s _m 3"]:
-    """Weighted sums of lines, each product added in turn and rounded once, as torch does: a grey
-    level that is cut off tells a last bit."""
+    """Weighted sums of lines, each product added in turn and rounded once, as torch does: after
+    truncation, a last bit can change a grey level."""
     weights = _weights(len(lines), size, "linear", np.float32)
     first = (weights > 0).argmax(axis=1)
     sums = np.zeros((size, *lines.shape[1:]), np.float32)
@@ -118,7 +119,7 @@ def _in_turn(lines: Float32[np.ndarray, "_n _m 3"], size: int) -> Float32[np.nda
 
 @lru_cache(64)
 def _fixed_point(inner: int, outer: int) -> tuple[Float64[np.ndarray, "outer inner"], int]:
-    """Whole numbers of at most 15 bits, and of how many the fraction is."""
+    """Weights as whole numbers of at most 15 bits, and how many of the bits are the fraction."""
     weights = _weights(inner, outer, "cubic")
     precision = 0
     while precision < 22 and int(0.5 + weights.max() * (1 << (precision + 1))) < 1 << 15:
@@ -131,7 +132,7 @@ def _fixed_point(inner: int, outer: int) -> tuple[Float64[np.ndarray, "outer inn
 def _weights(
     inner: int, outer: int, kind: Literal["linear", "cubic"], dtype: type = np.float64
 ) -> Float[np.ndarray, "outer inner"]:
-    """Weights of `inner` pixels in each of `outer`, of a filter that widens where it shrinks."""
+    """Weights of `inner` pixels in each of `outer`, for a filter that widens when it shrinks."""
     scale = dtype(inner) / dtype(outer)
     reach = (2 if kind == "cubic" else 1) * max(scale, dtype(1))
     centre = scale * (np.arange(outer, dtype=dtype) + dtype(0.5))

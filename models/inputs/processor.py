@@ -1,9 +1,10 @@
-"""The same preparation for training and for acting: observation in, `Sample` out, and actions back
-to units.
+"""One preparation for training and for acting: from an observation to a `Sample`, and from actions
+back to the robot's units.
 
-A policy trained with one cleaning of prompts, scaling of states or resizing of images and run with
-another fails without an error, so both sides call `Processor.sample`. It is JSON and travels in the
-checkpoint. Prompt format and 256-bin state text follow π0.5 (openpi; arXiv 2504.16054).
+A policy that is trained with one cleaning of prompts, scaling of states or resizing of images and
+run with another fails without an error, so both sides call `Processor.sample`. A processor is JSON
+and is stored in the checkpoint. Prompt format and 256-bin state text follow π0.5 (openpi; arXiv
+2504.16054).
 """
 
 from collections.abc import Sequence
@@ -25,8 +26,9 @@ from models.inputs.tokenizer import SentencePiece, Tokenizer
 
 StateInput = Literal["text", "token", "suffix", "none"]
 Writing = Literal["plain", "openpi", "lerobot"]
-"""Form of the text of a model that writes its chunks, π0-FAST: the prompt cleaned as for π0.5; in
-lower case, with its line breaks; or cleaned, with the token that begins a text at its end."""
+"""Text format of a model that writes its chunks, π0-FAST. "plain": the prompt cleaned as for π0.5.
+"openpi": the prompt in lower case, with its line breaks. "lerobot": the prompt cleaned, with the
+token that begins a text at its end."""
 
 _STATE_BINS = np.linspace(-1, 1, 257)[:-1]
 
@@ -35,23 +37,23 @@ _STATE_BINS = np.linspace(-1, 1, 257)[:-1]
 class Processor:
     """Everything between a dataset's or robot's units and the model's.
 
-    Text is read with `sentencepiece` (a SentencePiece model file, base64) where there is one, or
-    with `bpe` (see `ByteBpe`), else with the word list; prompts of more than `text_limit` tokens
-    are refused. With `chat` it is the turn of a chat, pictures among its words. A state as text
-    is the robot's dims, or all of the model's where `spells_padding` (LeRobot's π0.5 before
+    Text is read with `bpe` (see `ByteBpe`) or `sentencepiece` (a SentencePiece model file, base64)
+    if there is one, else with the word list; prompts of more than `text_limit` tokens are refused.
+    With `chat`, the text is the turn of a chat, with pictures among its words. A state as text
+    spells the robot's dims, or all of the model's if `spells_padding` (LeRobot's π0.5 before
     0.5.0). `resize`: how pictures are fitted to `image_size`, see `models.inputs.pictures`.
     `cleans`: underscores and line breaks of a prompt become spaces (all but LeRobot's π0).
 
-    With `fast`, samples carry their action chunk as tokens too: FAST's token i has the id
-    `fast_top` − i, so that they take the rare words at the vocabulary's end. In PaliGemma's,
-    whose last 128 are special, openpi's `fast_top` is 257152 − 1 − 128. Where the model `writes`
-    its chunks (π0-FAST), the prompt ends behind the state, and words stand around a chunk's tokens.
-    With `subtask_limit`, a policy says what to do next, in up to so many tokens, before it acts.
-    `blackens`: a camera that is absent is seen, as a black picture.
+    With `fast`, samples also carry their action chunk as tokens. FAST's token i has the id
+    `fast_top` − i, so its tokens take the rare words at the vocabulary's end. In PaliGemma's
+    vocabulary, the last 128 words are special, and openpi's `fast_top` is 257152 − 1 − 128. If the
+    model `writes` its chunks (π0-FAST), the prompt ends after the state, and words stand around a
+    chunk's tokens. With `subtask_limit`, a policy predicts what to do next, in up to that many
+    tokens, before it acts. `blackens`: an absent camera is seen as a black picture.
 
     Raises:
-      ValueError: a size is out of bounds, there are no embodiments, two have one name, one has more
-        dims than the model, or FAST's tokens reach into the words'.
+      ValueError: a size is out of bounds, there are no embodiments, two share a name, one has more
+        dims than the model, or FAST's token ids overlap those of the words.
     """
 
     image_size: int
@@ -109,7 +111,7 @@ class Processor:
 
     @cached_property
     def tokenizer(self) -> Tokenizer | SentencePiece | ByteBpe:
-        """Reads prompts.
+        """The tokenizer that reads prompts.
 
         Raises:
           ValueError: the policy came without a tokenizer.
@@ -136,17 +138,17 @@ class Processor:
         """Token ids of a prompt, with the normalised state spelt as text if the model reads it so.
 
         Args:
-          pictures: how many a chat has between its words.
+          pictures: how many pictures a chat has among its words.
 
         Raises:
-          ValueError: they are more than `text_limit`.
+          ValueError: there are more than `text_limit`.
         """
         return self.text(prompt, state, pictures)[0]
 
     def text(
         self, prompt: str, state: Float[np.ndarray, " s"], pictures: int
     ) -> tuple[Int[np.ndarray, " t"], tuple[int, ...]]:
-        """`tokens`, and how many of them come before each picture; (), pictures come first."""
+        """`tokens`, and how many of them come before each picture; () if pictures come first."""
         if self.chat:
             if not isinstance(self.tokenizer, ByteBpe):
                 raise ValueError(f"The chat '{self.chat}' needs a BPE tokenizer.")
@@ -156,9 +158,9 @@ class Processor:
 
     @property
     def template(self) -> tuple[str, ...]:
-        """Texts that are read one after another, without the token that begins a text but for the
-        first, with {prompt} and, where the model reads it as text, {state} in them. A chat has one
-        of its own."""
+        """Texts that are tokenised one after another, with {prompt} and, if the model reads the
+        state as text, {state} in them. Only the first keeps the token that begins a text. A chat
+        has its own template."""
         if self.state_input != "text":
             return "{prompt}", "\n"
         spelt = "Task: {prompt}, State: {state};\n"
@@ -166,7 +168,7 @@ class Processor:
 
     @property
     def closing(self) -> tuple[int, ...]:
-        """Token ids behind the last of these texts."""
+        """Token ids after the last text of `template`."""
         return (self.tokenizer.begin,) if self.writes == "lerobot" else ()
 
     def _words(self, prompt: str, state: Float[np.ndarray, " s"]) -> Int[np.ndarray, " t"]:
@@ -194,17 +196,18 @@ class Processor:
         return np.append(tokens, np.int32(self.tokenizer.end))
 
     def subtask_said(self, tokens: Int[np.ndarray, " t"]) -> Int[np.ndarray, " _t"]:
-        """A predicted subtask from begin to end, as `subtask_tokens` gives one that is told."""
+        """A predicted subtask from begin to end, in the form of `subtask_tokens`."""
         begin, end = self.tokenizer.begin, self.tokenizer.end
         return np.array([begin, *self._until_end(tokens), end], np.int32)
 
     def subtask_text(self, tokens: Int[np.ndarray, " t"]) -> str:
-        """The text of predicted tokens, as far as the end."""
+        """The text of predicted tokens, up to the end token."""
         return self.tokenizer.decode(self._until_end(tokens))
 
     def action_tokens(self, chunk: Float[np.ndarray, "h d"]) -> Int[np.ndarray, " t"]:
-        """Token ids of a normalised chunk for the language model to predict, between two ends; or,
-        if it writes them, between "Action: " and "|", the first standing for the prompt's last.
+        """Token ids of a normalised chunk for the language model to predict, between two end
+        tokens. If the model writes its chunks, they stand between "Action: " and "|", and the first
+        token stands for the prompt's last.
 
         Raises:
           ValueError: there is no `fast`, or it cannot spell the chunk.
@@ -212,7 +215,7 @@ class Processor:
         return self.framed(self.fast_top - self.action_tokenizer.encode(chunk))
 
     def framed(self, ids: Int[np.ndarray, " n"]) -> Int[np.ndarray, " t"]:
-        """`action_tokens` of a chunk whose own are these."""
+        """`action_tokens` of a chunk whose own tokens are `ids`."""
         end = self.tokenizer.end
         if self.writes:
             closing = self.tokenizer.encode("|")[1:]
@@ -222,8 +225,8 @@ class Processor:
     def chunk_tokens(
         self, chunk: Float[np.ndarray, "h a"], mask: Bool[np.ndarray, "h a"], embodiment: int = 0
     ) -> Int[np.ndarray, " t"]:
-        """`action_tokens` of a sample's chunk, whose last step in the episode is held; none without
-        `fast` or where no step counts."""
+        """`action_tokens` of a sample's chunk, extended as in `held_chunk`; empty without `fast`,
+        or if no step counts."""
         if self.fast is None or not mask.any():
             return np.zeros(0, np.int32)
         return self.action_tokens(self.held_chunk(chunk, mask, embodiment))
@@ -231,8 +234,8 @@ class Processor:
     def held_chunk(
         self, chunk: Float[np.ndarray, "h a"], mask: Bool[np.ndarray, "h a"], embodiment: int = 0
     ) -> Float[np.ndarray, "h _d"]:
-        """A sample's chunk in the robot's own dims, its last step in the episode held: what action
-        tokens spell."""
+        """A sample's chunk in the robot's own dims, with its last step in the episode repeated
+        after the episode's end; action tokens spell this chunk."""
         steps = np.where(mask[:, 0], np.arange(self.horizon), 0)
         dims = len(self.embodiments[embodiment].actions.offset)
         return chunk[np.maximum.accumulate(steps), :dims]
@@ -243,7 +246,7 @@ class Processor:
         embodiment: int = 0,
         state: Float[np.ndarray, " _s"] | None = None,
     ) -> Float[np.ndarray, "h d"]:
-        """The chunk, in the robot's units, of predicted action tokens, as far as the end.
+        """The chunk, in the robot's units, that predicted action tokens spell, up to the end token.
 
         Raises:
           ValueError: there is no `fast`, the tokens do not spell a chunk, or as `actions`.
@@ -255,12 +258,12 @@ class Processor:
 
     @property
     def opening(self) -> Int[np.ndarray, " t"]:
-        """Token ids that stand before a chunk that is written."""
+        """Token ids before a chunk that the model writes."""
         return self.tokenizer.encode("Action: ")[1:]
 
     @property
     def action_tokenizer(self) -> Fast:
-        """Reads and writes chunks.
+        """The tokenizer that reads and writes chunks.
 
         Raises:
           ValueError: the policy came without a FAST tokenizer.
@@ -294,12 +297,13 @@ class Processor:
 
         Args:
           images: one per camera of the embodiment, in its order; any size; None where absent.
-          state: in the dataset's units, at most `state_dim` long.
-          prompt: text, or token ids that stand for all of it.
+          state: in the dataset's units, one number for each state dim of the embodiment.
+          prompt: text, or the token ids of all of it.
           actions: the chunk that follows, `horizon` steps in the dataset's units; None when acting.
-          valid: which of those steps lie within the episode; in action tokens the others repeat
-            the last that does.
-          subtask: what to do next, in words: to be predicted in training, to be done when acting.
+          valid: which of those steps lie within the episode; action tokens repeat the last of these
+            instead of the others.
+          subtask: what to do next, in words; in training the model learns to predict it, and in
+            acting it carries it out.
 
         Raises:
           ValueError: the number of images, of state dims or of action dims is not the embodiment's,
@@ -390,7 +394,7 @@ class Processor:
         """A model's chunk in the robot's units and dims.
 
         Args:
-          state: the robot's at the observation, in its units; for relative actions.
+          state: the robot's state at the observation, in its units; for relative actions.
 
         Raises:
           ValueError: the embodiment's actions are relative to the state, and none is given.

@@ -1,5 +1,5 @@
-"""Observations under the keys that a robot's own clients use, such as openpi's examples for LIBERO,
-DROID and ALOHA, or a LeRobot dataset's, as the observation that `read_observation` takes.
+"""Conversion of observations with the keys of a robot's own clients, such as openpi's examples for
+LIBERO, DROID and ALOHA, or of a LeRobot dataset, to the form that `read_observation` takes.
 """
 
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ from jaxtyping import Shaped, UInt8
 
 @dataclass(frozen=True)
 class RawKeys:
-    """Keys of an observation, "/" between those of nested maps.
+    """Keys of an observation; "/" separates those of nested maps.
 
-    `images`: key and the policy's camera. `state`: keys whose numbers are put end to end. `prompt`:
-    key of the task in words, with `default` in its stead where it is not sent. `ignored`: keys that
+    `images`: pairs of a key and the policy's camera. `state`: keys whose numbers are concatenated.
+    `prompt`: key of the task in words; if it is not sent, `default` is used. `ignored`: keys that
     may be sent and are not read.
     """
 
@@ -27,7 +27,7 @@ class RawKeys:
 
     @property
     def own(self) -> set[str]:
-        """Outermost keys that tell such an observation from openpi's `Observation`."""
+        """Outermost keys that distinguish such an observation from openpi's `Observation`."""
         outermost = {key.split("/")[0] for key, _ in self.images}
         return {key for key, _ in self.images} | outermost
 
@@ -46,7 +46,7 @@ def read_raw(
     Pictures may be floats from 0 to 1, and [3, h, w].
 
     Args:
-      absent: cameras that need not be there.
+      absent: cameras that may be missing.
       needs_state: the policy reads the state, or its actions are relative to it.
 
     Raises:

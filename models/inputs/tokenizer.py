@@ -1,9 +1,9 @@
-"""Words to ids: a word list made from the dataset's own prompts, bytes for the rest, or the
+"""Tokenizers: a word list made from the dataset's own prompts, with bytes for the rest, or the
 SentencePiece model of a pretrained language model.
 
 Nothing is downloaded, no text is refused and no two words share an id; a word that the list lacks
-is encoded as bytes. Either travels inside the checkpoint, so a policy reads prompts as its training
-did.
+is encoded as bytes. Either tokenizer is stored in the checkpoint, so a policy reads prompts as in
+its training.
 """
 
 import base64
@@ -63,11 +63,11 @@ class Tokenizer:
         return _FIRST_WORD + len(self.words)
 
     def decode(self, ids: Int[np.ndarray, " t"]) -> str:
-        """The text of such ids, its pieces joined by single spaces; bytes in a run are one piece,
-        and those that are no UTF-8 show as �.
+        """The text of token ids, with pieces joined by single spaces. Bytes in a run are one piece;
+        bytes that are not UTF-8 show as �.
 
         Raises:
-          ValueError: an id is no word's and no byte's.
+          ValueError: an id is neither a word's nor a byte's.
         """
         foreign = [int(i) for i in ids if not PAD <= i < self.size]
         if foreign:
@@ -93,8 +93,8 @@ class SentencePiece:
         """The model in a file.
 
         Raises:
-          FileNotFoundError: it is not there.
-          ValueError: it is no SentencePiece model.
+          FileNotFoundError: the file does not exist.
+          ValueError: the file is not a SentencePiece model.
         """
         if not Path(path).is_file():
             raise FileNotFoundError(f"{path}: no such tokenizer file.")
@@ -128,7 +128,7 @@ class SentencePiece:
         return np.asarray(self._processor.encode(text, add_bos=True), np.int32)
 
     def decode(self, ids: Int[np.ndarray, " t"]) -> str:
-        """The text of such ids."""
+        """The text of token ids."""
         return self._processor.decode([int(i) for i in ids])
 
     @property
