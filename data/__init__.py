@@ -1,4 +1,5 @@
-"""Data: datasets in and out, statistics, packing plans and loaders. Knows no simulator or mesh."""
+"""Data: reading and writing datasets, statistics, packing plans and loaders. Does not depend on
+simulators or meshes."""
 
 from data.dataset import Dataset, Format, open_dataset
 

@@ -1,5 +1,5 @@
-"""Parquet columns to numpy arrays of the type and shape that `info.json` declares, and nothing
-else.
+"""Conversion of parquet columns to numpy arrays of exactly the type and shape that `info.json`
+declares.
 
 LeRobot writes vectors as fixed-size lists, its converter as plain lists; both are the same bytes
 underneath. A column of another type is an error that names the file, because a silent cast hides a
@@ -45,7 +45,7 @@ _NUMBER = re.compile(r"bool|u?int\d{1,3}|float\d{1,3}")
 
 
 class ParquetFile(pq.ParquetFile):
-    """An open file that knows its size, against which is held what it says that it unpacks to."""
+    """An open file that knows its size, to check its declared unpacked size against."""
 
     file_bytes: int
 
@@ -54,7 +54,7 @@ def open_parquet(path: Path, file: Path | str | None = None) -> ParquetFile:
     """Opens a parquet file, whose checksums (where it has any) are verified when it is read.
 
     Args:
-      file: what error messages call it, `path` if None.
+      file: its name in error messages; `path` if None.
 
     Raises:
       MissingFileError: it is missing.
@@ -81,7 +81,7 @@ def reading(file: Path | str) -> AbstractContextManager[None]:
 
 
 def read_table(path: Path, file: Path | str | None = None) -> pa.Table:
-    """A parquet file whole; messages call it `file`, or `path` if None.
+    """A whole parquet file; messages call it `file`, or `path` if None.
 
     Raises:
       MissingFileError: it is missing.
@@ -101,8 +101,8 @@ def read_columns(
     """The named columns of an open parquet file, or of some of its row groups.
 
     Raises:
-      DatasetError: it is damaged, a column is missing or there twice, or unpacks to far more than
-        such a file can hold.
+      DatasetError: it is damaged, a column is missing or occurs twice, or the columns unpack to far
+        more than such a file can hold.
     """
     there = opened.schema_arrow.names
     missing = [name for name in columns if there.count(name) != 1]
@@ -128,7 +128,8 @@ def read_columns(
 
 
 def _promised(opened: ParquetFile, columns: Sequence[str], groups: Sequence[int]) -> int:
-    """The most values that one of these columns has in all row groups, as the footer tells."""
+    """The largest number of values that one of these columns has in all row groups, according to
+    the footer."""
     leaves = _leaves_of(opened.schema_arrow, columns)
     counts = dict.fromkeys([-1, *leaves], 0)
     for group in map(opened.metadata.row_group, groups):
@@ -141,8 +142,8 @@ def _promised(opened: ParquetFile, columns: Sequence[str], groups: Sequence[int]
 def _read_bytes(
     opened: ParquetFile, columns: Sequence[str], groups: Sequence[int], file: Path | str
 ) -> pa.Table:
-    """Columns of texts or pictures. One that the file holds once may stand in all rows, so they are
-    read a few at a time, as long as there are not too many bytes of them."""
+    """Columns of texts or images. A value that the file stores once may occur in every row, so a
+    few rows are read at a time, and too many bytes are an error."""
     leaves = _leaves_of(opened.schema_arrow, columns)
     chunks = [opened.metadata.row_group(group).column(leaf) for group in groups for leaf in leaves]
     longest = max((chunk.total_uncompressed_size for chunk in chunks), default=1)
@@ -160,7 +161,7 @@ _BATCH_BYTES, _BATCH_ROWS = 1 << 26, 4096
 
 
 def _leaves_of(schema: pa.Schema, columns: Sequence[str]) -> list[int]:
-    """Numbers of the parquet columns that some columns consist of."""
+    """Indices of the parquet columns that make up the given columns."""
     found, number = list[int](), 0
     for field in schema:
         width = _leaves(field.type)

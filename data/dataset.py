@@ -1,9 +1,9 @@
-"""A dataset as the rest of the project knows it, and the table of formats that are read as one.
+"""The interface through which the rest of the project uses a dataset, and the table of formats that
+provide it.
 
-Statistics, conversion, validation and viewing need a `Dataset` and no more, and training reads what
-conversion makes of it. A `Format` says how a folder is recognised, opened and checked; the shipped
-ones are imported when the first dataset is opened, and a user's file can bring one
-(docs/own_dataset.md).
+Statistics, conversion, validation and viewing need only a `Dataset`; training reads what conversion
+makes of it. A `Format` says how a folder is recognised, opened and checked. The shipped formats are
+imported when the first dataset is opened, and a user's file can add one (docs/own_dataset.md).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,11 +22,13 @@ from models.files import html, own_file
 Prompts = tuple[tuple[str, ...], ...]
 """The wordings of each task, at least one."""
 Report = Callable[[str, int, int], None]
-"""Called with what is being done, how many frames of it are, and how many there are."""
+"""Called with a name for the current work, the number of frames done and the number of frames in
+total."""
 
 
 class Runs(NamedTuple):
-    """Runs of frames of one episode with one task, in order: `first` is counted in the episode.
+    """Runs of frames of one episode with one task, in order; `first` counts from the episode's
+    start.
 
     Most episodes are a single run; `task` indexes `Dataset.prompts`.
     """
@@ -38,15 +40,15 @@ class Runs(NamedTuple):
 
 
 class Subtasks(NamedTuple):
-    """Steps into which tasks are divided: the runs of frames with one of them, end to end through
-    all episodes. `runs.task` indexes `texts`; -1 where nothing is said of the frames."""
+    """Steps into which tasks are divided: runs of frames with one subtask, end to end through all
+    episodes. `runs.task` indexes `texts`; -1 where the frames have no subtask."""
 
     runs: Runs
     texts: tuple[str, ...]
 
 
 def subtasks_of(frames: Any) -> Subtasks | None:
-    """Subtasks of a Dataset or of Frames; None where it says that it has none, or does not say.
+    """Subtasks of a Dataset or of Frames; None if `has_subtasks` is False or missing.
 
     Raises:
       DatasetError: a frame's subtask has no text.
@@ -55,10 +57,10 @@ def subtasks_of(frames: Any) -> Subtasks | None:
 
 
 class Dataset(Protocol):
-    """Episodes 0..e-1 of frames at a steady rate, with columns of values and pictures of cameras.
+    """Episodes 0..e-1 of frames at a constant rate, with columns of values and camera images.
 
-    For one thread at a time; pickles, so that other threads and processes open their own. What is
-    not known without reading data may be found out when it is first asked for.
+    For one thread at a time. It can be pickled, so that other threads and processes open their own.
+    Attributes that require reading data may be computed on first access.
 
     It may also have `subtasks`, and a bool `has_subtasks` that is known without reading data.
     """
@@ -75,7 +77,8 @@ class Dataset(Protocol):
 
     @property
     def robot_type(self) -> str | None:
-        """The robot that it shows; datasets of one robot are scaled alike. None if not known."""
+        """The robot in the dataset; datasets of one robot are scaled in the same way. None if
+        unknown."""
         ...
 
     @property
@@ -91,15 +94,15 @@ class Dataset(Protocol):
     @property
     def column_names(self) -> tuple[str, ...]:
         """Names of the columns of values, in the robot's units: "observation.state" and "action",
-        where a mixture does not name others. LeRobot's bookkeeping (`timestamp`, `frame_index`, …,
+        unless a mixture names others. LeRobot's bookkeeping (`timestamp`, `frame_index`, …,
         data/columns.py) may be among them."""
         ...
 
     @property
     def features(self) -> Mapping[str, Mapping[str, Any]]:
-        """By name, each column's "dtype" (a numpy type's name, or "string"), "shape" of one frame's
-        value ([1] for a scalar) and, if they have some, "names" of its dimensions; of each camera
-        "dtype" "image" or "video" and "shape" [height, width, 3]."""
+        """Features by name. For a column: "dtype" (a numpy type's name, or "string"), "shape" of
+        one frame's value ([1] for a scalar) and, if its dimensions have names, "names". For a
+        camera: "dtype" ("image" or "video") and "shape" ([height, width, 3])."""
         ...
 
     @property
@@ -109,7 +112,7 @@ class Dataset(Protocol):
 
     @property
     def present(self) -> Bool[np.ndarray, "e c"]:
-        """True where an episode has pictures of a camera of `cameras`."""
+        """True where an episode has images of a camera of `cameras`."""
         ...
 
     @property
@@ -124,25 +127,25 @@ class Dataset(Protocol):
 
     @property
     def digest(self) -> str:
-        """Hexadecimal SHA-256 of all content: what is derived from a dataset is kept by it."""
+        """Hexadecimal SHA-256 of all content; data derived from a dataset is stored under it."""
         ...
 
     def stream(
         self, names: Sequence[str], episodes: Sequence[int] | None = None
     ) -> Iterator[Mapping[str, np.ndarray]]:
-        """Columns by name, each [n, *shape] (scalars also [n]) of its dtype: some whole episodes at
-        a time, of all or of the given ones, in their order.
+        """Columns by name, each [n, *shape] (scalars also [n]) of its dtype. Yields some whole
+        episodes at a time, of all episodes or of the given ones, in their order.
 
         Raises:
-          DatasetError: a file is missing or damaged, or a column of another type than declared.
+          DatasetError: a file is missing or damaged, or a column has another type than declared.
         """
         ...
 
     def frames(self, i: int, camera: str) -> UInt8[np.ndarray, "t h w 3"]:
-        """RGB pictures of episode i as `camera` saw it.
+        """RGB images of episode i from `camera`.
 
         Raises:
-          DatasetError: they are missing or damaged; names the file.
+          DatasetError: images are missing or damaged; names the file.
         """
         ...
 
@@ -152,7 +155,7 @@ class Dataset(Protocol):
 
 
 def card(dataset: Dataset, tasks: Iterable[str] = ()) -> str:
-    """A dataset as a notebook shows it (HTML): what its metadata says; no data is read for it."""
+    """HTML view of a dataset for notebooks, from its metadata; no data is read for it."""
     from data.columns import BOOKKEEPING  # which needs pyarrow
 
     lengths = dataset.lengths
@@ -178,7 +181,7 @@ def _names(told: Any) -> str:
 
 
 class LoadedEpisode(dict[str, Any]):
-    """An episode whole, by name: columns [T, *shape], frames uint8 [T, H, W, 3] and "task"; a
+    """A whole episode, by name: columns [T, *shape], frames uint8 [T, H, W, 3] and "task"; a
     notebook shows some of its frames."""
 
     def _repr_html_(self) -> str:
@@ -202,8 +205,8 @@ class LoadedEpisode(dict[str, Any]):
 def frames_at(
     dataset: Dataset, i: int, camera: str, at: Int64[np.ndarray, " n"]
 ) -> UInt8[np.ndarray, "n h w 3"]:
-    """Frames `at` of episode i as `camera` saw them. A dataset with a `frames_at` of its own, such
-    as LeRobot's, decodes no others; of one without, the whole episode is read.
+    """Frames `at` of episode i from `camera`. A dataset with its own `frames_at`, such as
+    LeRobot's, need not decode the whole episode; for any other, the whole episode is read.
 
     Raises:
       IndexError: the episode has no such frame.
@@ -217,9 +220,9 @@ def frames_at(
 class Format:
     """One kind of dataset: how a folder is recognised by its files, opened and checked.
 
-    Opening reads no more than metadata. `select` opens some episodes alone; None where that cannot
-    be done. `validate` gives all problems of an opened dataset; None for those that a dataset of
-    any format can have (data/validation/check_dataset.py).
+    Opening reads only metadata. `select` opens a subset of the episodes; None if the format cannot.
+    `validate` yields all problems of an opened dataset; None for the problems that a dataset of any
+    format can have (data/validation/check_dataset.py).
     """
 
     name: str
@@ -230,20 +233,20 @@ class Format:
 
 
 _SHIPPED = (("data.lerobot.format", "LEROBOT"), ("data.rlds.format", "RLDS"))
-"""Module and name of each `Format`; what no format recognises is opened as the first."""
+"""Module and name of each `Format`; a folder that no format recognises is opened as the first."""
 
 _own: dict[str, Format] = {}
 
 
 def register(own: Format) -> None:
-    """Adds a format to the table of this process, before all others; one that was registered under
-    the same name is replaced."""
+    """Adds a format to the table of this process, before all others, and replaces one registered
+    under the same name."""
     _own.pop(own.name, None)
     _own[own.name] = own
 
 
 def use_format(where: str) -> None:
-    """Registers the `Format` at path/to/file.py:NAME. The file's Python runs.
+    """Registers the `Format` at path/to/file.py:NAME. This runs the file's Python code.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -253,7 +256,7 @@ def use_format(where: str) -> None:
 
 
 def formats() -> tuple[Format, ...]:
-    """All formats, in the order in which they are asked: the last registered first."""
+    """All formats, in the order in which they are tried: the last registered first."""
     shipped = (getattr(import_module(module), name) for module, name in _SHIPPED)
     return (*reversed(_own.values()), *shipped)
 
@@ -262,7 +265,8 @@ def find_format(path: str | Path) -> Format:
     """The format of the dataset at `path`.
 
     Raises:
-      MissingFileError: it is of none, and there are others than the shipped ones.
+      MissingFileError: no format recognises it, and formats besides the shipped ones are
+        registered.
     """
     folder, known = open_folder(path), formats()
     for kind in known:
@@ -284,17 +288,18 @@ def open_dataset(path: str | Path, episodes: Sequence[int] | None = None) -> Dat
 
     Args:
       path: its folder, `hf://org/name[@revision][/folder]`, or a URL that fsspec knows.
-      episodes: LeRobot only: the `episode_index` of those to keep; files of others stay untouched.
+      episodes: LeRobot only: the `episode_index` of each episode to keep; files of other episodes
+        stay untouched.
 
     Returns:
-      The format's own class, which may have more than a `Dataset`
+      The format's own class, which may offer more than a `Dataset`
       (data.lerobot.dataset.LeRobotDataset).
 
     Raises:
       MissingFileError: there is no dataset, or a file of it is missing.
       DatasetError: an unknown version, or broken metadata; names the file and field.
-      ValueError: an episode is asked for that the dataset does not have, or its format cannot open
-        some episodes alone.
+      ValueError: the dataset does not have a requested episode, or its format cannot open a subset
+        of the episodes.
     """
     kind = find_format(path)
     if episodes is None:
@@ -312,7 +317,7 @@ def open_as(kind: Format, path: str | Path) -> Dataset:
 
     Raises:
       MissingFileError, DatasetError: as `open_dataset`.
-      ValueError: what the format opens lacks something that a `Dataset` has.
+      ValueError: the opened object lacks an attribute of `Dataset`.
     """
     dataset = kind.open(path)
     given = (*vars(dataset), *dir(type(dataset)))

@@ -1,5 +1,5 @@
-"""Errors of a dataset on disk, and problems that a check finds in one: always by file and field, so
-that they can be found and corrected."""
+"""Errors of a dataset on disk, and problems that a check finds in one. Each names the file and the
+field, so that it can be found and corrected."""
 
 import reprlib
 from collections.abc import Iterable, Iterator
@@ -10,7 +10,8 @@ from typing import Literal
 
 
 class DatasetError(ValueError):
-    """A file of a dataset does not hold what it should; one sentence, with the remedy."""
+    """A file of a dataset does not hold what it should; the message is one sentence, with the
+    remedy."""
 
     def __init__(self, file: Path | str, field: str, sentence: str) -> None:
         super().__init__(file, field, sentence)
@@ -43,7 +44,7 @@ def error(file: Path | str, field: str, sentence: str) -> Problem:
 
 
 def warning(file: Path | str, field: str, sentence: str) -> Problem:
-    """Problem that is read right anyway, or may be meant so."""
+    """Problem that does not prevent correct reading, or may be intended."""
     return Problem("warning", str(file), field, str(DatasetError(file, field, sentence)))
 
 
@@ -53,7 +54,7 @@ def from_error(raised: DatasetError) -> Problem:
 
 
 def caught(check: Iterable[Problem]) -> Iterator[Problem]:
-    """The same problems, with an error that ends the check as the last of them."""
+    """The same problems; a DatasetError that ends the check becomes the last of them."""
     try:
         yield from check
     except DatasetError as raised:
@@ -69,11 +70,11 @@ def naming_damage(
     caught: tuple[type[Exception], ...] = (Exception,),
     kept: tuple[type[Exception], ...] = (),
 ) -> Iterator[None]:
-    """Turns what a library raises about a damaged file into a DatasetError that names it.
+    """Turns a library's exception about a damaged file into a DatasetError that names the file.
 
     Args:
-      sentence: its `{reason}` becomes the first line of what was raised.
-      caught: errors that are turned; a DatasetError, and those `kept`, pass as they are.
+      sentence: its `{reason}` is replaced by the first line of the exception's message.
+      caught: exceptions to turn; a DatasetError and the types in `kept` pass unchanged.
     """
     try:
         yield
@@ -84,12 +85,12 @@ def naming_damage(
 
 
 def first_line(raised: Exception) -> str:
-    """The first line of what an error says, or the name of its kind."""
+    """The first line of an exception's message, or the name of its type."""
     return (str(raised).splitlines() or [type(raised).__name__])[0]
 
 
 def short(value: object) -> str:
-    """A value as messages show it, the middle of a long or deep one left out."""
+    """A value as shown in messages, without the middle of a long or deep one."""
     return _SHORT.repr(value)
 
 

@@ -1,7 +1,7 @@
-"""Frames that training reads, numbered, with their columns, pictures and prompts.
+"""Numbered frames that training reads, with their columns, images and prompts.
 
-A frame store and a dataset read straight from its mp4 files both are `Frames`, so plan, split and
-loader know neither. A `Feed` says how one of them is read in a mixture.
+A frame store and a dataset read directly from its mp4 files are both `Frames`, so plan, split and
+loader treat them alike. A `Feed` says how one of them is read in a mixture.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,11 +24,11 @@ Stats = dict[str, np.ndarray]
 class Frames(Protocol):
     """Episodes 0..e-1 end to end; a frame's number (its row) counts through all of them.
 
-    `prompts` has for each task its wordings, of which any may be shown. `present` tells which
-    episodes have which of `cameras` (full LeRobot names). `duplicate_of` is for each episode the
-    first one with the same states and actions. `stats` are those of every column over all frames.
-    `digest` names the content. Pickles, and serves any number of threads. Frames of a dataset with
-    subtasks have them too (`data.dataset.subtasks_of`).
+    `prompts` holds the wordings of each task; any of them may be shown. `present` says which
+    episodes have which of `cameras` (full LeRobot names). `duplicate_of` is, for each episode, the
+    first one with the same states and actions. `stats` holds the statistics of every column over
+    all frames. `digest` identifies the content. Frames can be pickled, and used from any number of
+    threads. Frames of a dataset with subtasks have subtasks too (`data.dataset.subtasks_of`).
     """
 
     @property
@@ -68,10 +68,10 @@ class Frames(Protocol):
         camera: str,
         out: Sequence[UInt8[np.ndarray, "s s 3"]],
     ) -> None:
-        """Fills each of `out` with a frame's picture, a square of `image_size` (see `fit`).
+        """Fills each of `out` with a frame's image, a square of `image_size` (see `fit`).
 
         Raises:
-          DatasetError: a picture cannot be read; names the file.
+          DatasetError: an image cannot be read; names the file.
         """
         ...
 
@@ -80,10 +80,10 @@ class Frames(Protocol):
 class Feed:
     """One dataset of a mixture, and how it is read.
 
-    `cameras` are the dataset's own names in the order of the embodiment's, None where it lacks one.
-    State and action are the columns named, end to end. Step k of an action chunk is the action
-    `ahead[k]` frames after the observation. `transform` changes them, a whole batch at a time,
-    still in the dataset's units and before any scaling.
+    `cameras` are the dataset's own names in the order of the embodiment's cameras, None where the
+    dataset lacks one. State and action are the named columns, end to end. Step k of an action chunk
+    is the action `ahead[k]` frames after the observation. `transform` changes states and actions, a
+    whole batch at a time, in the dataset's units and before any scaling.
     """
 
     frames: Frames

@@ -1,8 +1,7 @@
 """The batch of a step: a host's rows of the plan, read by columns and laid out.
 
-Whatever is not a picture is gathered for all samples of a feed at once; pictures are decoded
-straight into the batch. A batch depends on nothing but the plan and its step, so any process may
-make it.
+Everything except images is gathered for all samples of a feed at once; images are decoded directly
+into the batch. A batch depends only on the plan and its step, so any process may make it.
 """
 
 import time
@@ -30,10 +29,10 @@ _NO_TOKENS = np.zeros(0, np.int32)
 class BatchInfo(NamedTuple):
     """A batch's step, and the cost of making this host's part of it.
 
-    `samples` of each source by name; `fill`, the part of the prefix places that is used; `skipped`
-    samples that could not be read. `cpu_seconds` are those of the thread that made it,
-    `decode_seconds` the part of them that reading pictures took, and `wait_seconds` went by in
-    reading without any.
+    `samples` counts each source's samples by name, `fill` is the part of the prefix places that is
+    used, and `skipped` counts samples that could not be read. `cpu_seconds` is the CPU time of the
+    thread that made the batch, `decode_seconds` the part of it spent on reading images, and
+    `wait_seconds` the time that reads took without using the CPU.
     """
 
     step: int
@@ -45,7 +44,8 @@ class BatchInfo(NamedTuple):
     wait_seconds: float
 
     def facts(self, hosts: int = 1) -> dict[str, float]:
-        """All but the step for a run's log, where each of `hosts` loads as many samples as this."""
+        """Everything but the step, for a run's log, if each of `hosts` loads as many samples as
+        this one."""
         return {
             "samples": sum(self.samples.values()) * hosts,
             **{f"samples/{name}": number * hosts for name, number in self.samples.items()},
@@ -60,11 +60,11 @@ class BatchInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class Batches:
-    """Makes the batch of any step out of rows `share[0]`..`share[1]` of the plan; serves any number
-    of threads.
+    """Makes the batch of any step from rows `share[0]`..`share[1]` of the plan; may be called from
+    any number of threads.
 
     A sample that `reader` leaves out stays in its place, with weight 0, nothing to learn from and
-    zeros for what could not be read.
+    zeros for the data that could not be read.
     """
 
     feeds: tuple[Feed, ...]
@@ -124,7 +124,7 @@ class Batches:
         return PackedBatch(**arrays), info
 
     def _part(self, drawn: PlannedRows, source: int) -> "_Part":
-        """All of a source's draws but their pictures."""
+        """All data of a source's draws except their images."""
         feed, draws = self.feeds[source], np.flatnonzero(drawn.source == source)
         frames, episode, frame = feed.frames, drawn.episode[draws], drawn.frame[draws]
         start, length = frames.starts[episode, None], frames.lengths[episode, None]
@@ -144,15 +144,15 @@ class Batches:
     def _columns(
         self, feed: Feed, names: tuple[str, ...], rows: Int64[np.ndarray, " n *h"]
     ) -> tuple[Float32[np.ndarray, "n *h d"], Bool[np.ndarray, " n"]]:
-        """Columns end to end, and which of the n the reader left out (zeros)."""
+        """Columns end to end, and a mask of the n samples that the reader left out (zeros)."""
         ends = np.cumsum([feed.frames.stats[name]["mean"].size for name in names])
         values = np.zeros((*rows.shape, ends[-1]), np.float32)
         parts = dict(zip(names, np.split(values, ends[:-1], axis=-1), strict=True))
         return values, self.reader(partial(_read_columns, feed.frames, rows, parts), len(rows))
 
     def _text(self, part: "_Part") -> Iterator[tuple[Int[np.ndarray, " _t"], tuple[int, ...]]]:
-        """Token ids of each sample, and before which its pictures stand; of a wording they are
-        kept, but not where a state follows."""
+        """Token ids of each sample, and the tokens before which its images stand. A wording's
+        tokens are cached, unless a state follows them."""
         processor, prompts = self.processor, part.feed.frames.prompts
         dims = len(processor.embodiments[part.feed.embodiment].state.offset)
         spelt = part.state if processor.spells_padding else part.state[:, :dims]
@@ -197,7 +197,8 @@ class Batches:
     def _read_images(
         self, part: "_Part", arrays: dict[str, Any], first: Int64[np.ndarray, " n"]
     ) -> None:
-        """Reads a part's pictures into slots of the batch, a sample's from slot `first` on."""
+        """Reads a part's images into slots of the batch; a sample's images start at slot
+        `first`."""
         frames, size = part.feed.frames, self.plan.layout.image_size
         slots, shows = arrays["images"].reshape(-1, size, size, 3), arrays["image_camera"].ravel()
         for number, camera in enumerate(part.feed.cameras):
@@ -261,7 +262,7 @@ def _read_pictures(
 
 
 class _Part(NamedTuple):
-    """The draws of a batch that are one source's; their numbers are in the model's units."""
+    """The draws of a batch from one source; states and actions are in the model's units."""
 
     source: int
     feed: Feed
@@ -277,7 +278,7 @@ class _Part(NamedTuple):
 
 
 class _Watch:
-    """Seconds of this thread: on the processor, and of waiting."""
+    """CPU time and waiting time of this thread, in seconds."""
 
     def __init__(self) -> None:
         self.cpu = self.wait = 0.0

@@ -1,7 +1,7 @@
 """Batches for training: steps of the plan, read ahead by grain's threads and processes.
 
-A batch depends on nothing but the plan and its step, so any number of hosts and workers share the
-same stream and it can begin anywhere.
+A batch depends only on the plan and its step, so any number of hosts and workers share the same
+stream, which can begin at any step.
 """
 
 import multiprocessing
@@ -33,19 +33,20 @@ class Loader:
     after the other.
 
     Host h of n gets rows h·R/n to (h+1)·R/n of every global batch, so the hosts' shares end to end
-    are the batch of a single host. A batch stays as it is for as long as it is kept; written to, it
-    may change the device's copy too. Close it, or use it as a context manager, to end its workers.
+    are the batch of a single host. A batch stays unchanged for as long as you keep it; writing to
+    it may change the device's copy too. Close the loader, or use it as a context manager, to end
+    its workers.
 
     Args:
       feeds: how each of the plan's sources is read.
-      start_step: the step that comes first.
-      workers: processes that prepare batches, each a step of its own; 0: this process does.
-      threads: of each such process, each at a step of its own; 0 prepares a batch only when it is
-        asked for; None: one for every core there is, at most 8.
-      ahead: batches prepared in advance, of each such process; at least one for each thread.
-      tries: how often reading is tried, with waits that double from `retry_seconds` on.
-      skip_unreadable: what then cannot be read is left out, with weight 0, and counted; else it
-        ends the iteration with its `DatasetError` or `OSError`.
+      start_step: the first step.
+      workers: processes that prepare batches, each a different step; if 0, this process does.
+      threads: threads of each such process, each at a different step; 0 prepares a batch only when
+        it is requested; None: the available cores divided among the processes, at most 8 each.
+      ahead: batches that each such process prepares in advance; at least one per thread.
+      tries: how often reading is tried, with waits that start at `retry_seconds` and double.
+      skip_unreadable: a sample that still cannot be read is left out, with weight 0, and counted;
+        otherwise it ends the iteration with its `DatasetError` or `OSError`.
 
     Raises:
       ValueError: the feeds do not fit the plan or the processor, or the rows do not divide among
@@ -129,12 +130,12 @@ def plan_source(
 ) -> PlanSource:
     """A feed as the plan sees it: its runs of frames and what their samples cost.
 
-    Where the model reads the state as text, its length varies from frame to frame, and that of a
-    chat with the pictures in it; the longest that it can be is planned for.
+    If the model reads the state as text, the text's length varies from frame to frame; a chat's
+    length varies with its images. The plan counts the longest possible text.
 
     Args:
-      episodes: those to draw from, so that others are held out; all, if None.
-      weights: of all frames, by which samples are drawn; equally often, if None.
+      episodes: episodes to draw from, so that the others are held out; all if None.
+      weights: weights of all frames, by which samples are drawn; equally often if None.
 
     Raises:
       ValueError: a prompt is longer than the processor's `text_limit`, all weights are 0, or there
@@ -182,8 +183,8 @@ def plan_source(
 
 @dataclass(frozen=True)
 class _Making:
-    """Makes batches; a worker that receives it ends with the process that began that worker, so
-    that a run that is killed leaves none behind."""
+    """Makes batches. A worker process that receives it ends together with the process that started
+    it, so that a killed run leaves no workers behind."""
 
     batches: Batches
 

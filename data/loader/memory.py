@@ -1,8 +1,8 @@
-"""Memory of batches that is used again once nobody holds it.
+"""Memory of batches that is reused once nothing refers to it.
 
-Fresh pages cost several times what the pictures copied into them do. A batch may be kept, sliced or
-put on a device (on the CPU, JAX then shares the memory), so it is Python's own count of references
-that says when memory is free.
+Fresh pages cost several times as much as copying the images into them. A batch may be kept, sliced
+or put on a device (on the CPU, JAX then shares the memory), so Python's own reference count says
+when memory is free.
 """
 
 import math
@@ -11,7 +11,7 @@ from collections import deque
 import numpy as np
 from jaxtyping import UInt8
 
-_ALIGNMENT = 64  # what JAX asks of memory that it shares
+_ALIGNMENT = 64  # what JAX requires of memory that it shares
 _KEPT = 16
 
 
@@ -23,8 +23,8 @@ class BufferPool:
         self._free: deque[np.ndarray] = deque(maxlen=_KEPT)
 
     def lend(self) -> UInt8[np.ndarray, "..."]:
-        """An array with anything in it, whose memory is lent again when it and all that was made
-        from it without copying are gone."""
+        """An uninitialised array. Its memory is lent again when the array and everything made from
+        it without copying are gone."""
         try:
             memory = self._free.pop()
         except IndexError:

@@ -1,6 +1,7 @@
-"""Reading that may fail: tried again with growing waits, for network file systems do hiccup.
+"""Reading that may fail: retried with growing waits, because network file systems fail at times.
 
-What stays unreadable ends the run by the name of its file, or is left out if that was asked for.
+Data that stays unreadable ends the run with an error that names its file, or is left out on
+request.
 """
 
 import time
@@ -17,12 +18,12 @@ _log = logger(__name__)
 
 
 class RetryingReader:
-    """Calls what reads from storage; may be called by any number of threads.
+    """Calls functions that read from storage; may be called by any number of threads.
 
     Args:
-      tries: how often in all.
-      seconds: before the second try; doubled before each further one.
-      skip: leaves out what is still unreadable then, and says so once for every file.
+      tries: number of attempts in total.
+      seconds: wait before the second attempt; doubled before each further one.
+      skip: leaves out items that are still unreadable then, and warns once per file.
 
     Raises:
       ValueError: `tries` is less than 1.
@@ -40,7 +41,7 @@ class RetryingReader:
         """Calls `read` with the items 0..number-1, and returns which of them are left out.
 
         Raises:
-          DatasetError, OSError: as the last try did.
+          DatasetError, OSError: as the last attempt did.
         """
         left_out = np.zeros(number, bool)
         try:

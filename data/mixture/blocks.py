@@ -1,5 +1,5 @@
 """States and action chunks of every frame of some episodes, a block at a time, as a feed reads
-them: for statistics, and to spell all chunks before training.
+them: for statistics, and to tokenize all chunks before training.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,8 +29,8 @@ def read_blocks(
     episodes: Sequence[Int64[np.ndarray, " _e"]],
     steps: int | None = None,
 ) -> Iterator[Block]:
-    """The frames of these episodes of each feed; of the first `steps` steps of a chunk alone, where
-    that makes no difference.
+    """The frames of these episodes of each feed. If `steps` is given, chunks have only their first
+    `steps` steps, unless the feed has a transform.
 
     Raises:
       DatasetError: a column is damaged.

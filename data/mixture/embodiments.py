@@ -1,9 +1,10 @@
-"""Statistics of a robot over all datasets that show it, of what the model is given: after the
+"""Statistics of a robot over all its datasets, of the values that the model is given: after the
 transforms, and of differences where actions are relative to the state.
 
-Exact, over every frame: absolute dims once per frame, relative ones at every step of every chunk.
-What a store keeps since its conversion is used where it says the same; else the result is kept by
-a digest of all it depends on, so that only the first start computes it.
+They are exact, over every frame: absolute dims once per frame, relative ones at every step of every
+chunk. The statistics that a store keeps since its conversion are used where they are the same.
+Otherwise the result is cached under a digest of everything it depends on, so that only the first
+start computes it.
 """
 
 import hashlib
@@ -24,7 +25,7 @@ _FORMAT = 2
 
 
 class RobotStats(NamedTuple):
-    """Statistics of states and actions, end to end where they are several columns."""
+    """Statistics of states and actions, end to end if they are several columns."""
 
     state: Stats
     actions: Stats
@@ -42,11 +43,12 @@ def embodiment_stats(
 
     Args:
       feeds: the datasets of one robot.
-      episodes: those of each feed to count.
-      relative: for each action dim the state dim that it is measured from, or -1; empty, none is.
-      whole: a single dataset whose values are used as they are may count all its episodes, as its
-        store already did.
-      cache: folder that keeps what had to be computed.
+      episodes: the episodes of each feed to count.
+      relative: for each action dim, the state dim that it is measured from, or -1; no dim is
+        relative if empty.
+      whole: a single dataset whose values are used as is may count all its episodes, as its store's
+        statistics do.
+      cache: folder that keeps computed statistics.
 
     Raises:
       ValueError: the feeds' states or actions are of different sizes, or `relative` does not fit.
@@ -70,7 +72,7 @@ def shown_values(
     relative: Sequence[int] = (),
 ) -> Iterator[tuple[Float[np.ndarray, "_n s"], Float[np.ndarray, "_m a"]]]:
     """States and actions that the model is given, in the robot's units, a block at a time: one
-    action a frame, or those of all chunks' steps where some are relative to the state."""
+    action per frame, or the actions of all chunks' steps if some are relative to the state."""
     moving = [d for d, origin in enumerate(relative) if origin >= 0]
     for state, chunk, valid, *_ in read_blocks(feeds, episodes, None if moving else 1):
         if moving:
@@ -127,7 +129,7 @@ def _check_sizes(
 
 
 def _read_as(feed: Feed) -> str:
-    """Settings that decide the feed's numbers besides its content."""
+    """Settings that, besides its content, determine the feed's numbers."""
     return repr((feed.state, feed.actions, feed.ahead, feed.transform, _summed(feed)))
 
 

@@ -1,4 +1,4 @@
-"""Frames of a dataset that a mixture draws from, where it leaves some out: the file that
+"""Frames of a dataset that a mixture draws from if it leaves some out. They come from the file that
 `python -m tools.data idle --json` writes."""
 
 import json
@@ -22,11 +22,12 @@ class KeptFrames(NamedTuple):
 
 
 def read_kept(file: str, lengths: Int64[np.ndarray, " e"]) -> KeptFrames:
-    """Ranges that a file keeps of episodes with these lengths; of those it does not list, all.
+    """Ranges that a file keeps of episodes with these lengths; episodes that it does not list are
+    kept whole.
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: it is of another dataset, malformed, or keeps nothing.
+      ValueError: it belongs to another dataset, is malformed, or keeps nothing.
     """
     path = Path(file)
     if not path.is_file():
@@ -64,8 +65,8 @@ def read_kept(file: str, lengths: Int64[np.ndarray, " e"]) -> KeptFrames:
 
 
 def runs_within(runs: Runs, kept: KeptFrames, starts: Int64[np.ndarray, " e"]) -> Runs:
-    """The parts of runs that are kept, in their order; `starts` number each episode's first
-    frame."""
+    """The parts of runs that are kept, in their order; `starts` is the number of each episode's
+    first frame."""
     begin = starts[runs.episode] + runs.first
     low, high = starts[kept.episode] + kept.first, starts[kept.episode] + kept.stop
     cuts = np.unique(np.concatenate([begin, begin + runs.length, low, high]))

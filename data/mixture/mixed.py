@@ -34,9 +34,9 @@ class Scales(NamedTuple):
 
 @dataclass(frozen=True)
 class Mixed:
-    """A mixture opened: the n-th of `names`, `feeds`, `weights`, `sample_weights` (of all frames;
-    None if they are alike), `training` and `held_out` (episodes) are the n-th dataset's, the n-th
-    of `embodiments` and `stats` the n-th robot's. `digest` names all content and settings."""
+    """An opened mixture. `names`, `feeds`, `weights`, `sample_weights` (of all frames; None if they
+    are equal), `training` and `held_out` (episodes) have one entry per dataset; `embodiments` and
+    `stats` have one per robot. `digest` identifies all content and settings."""
 
     names: tuple[str, ...]
     feeds: tuple[Feed, ...]
@@ -64,17 +64,18 @@ def mix(
     """Makes a mixture ready for planning and loading.
 
     Args:
-      frames: each dataset opened, in the mixture's order.
+      frames: the opened datasets, in the mixture's order.
       horizon: steps of an action chunk.
       holdout: share of each dataset's episodes that is held out; 0 holds none out.
-      seed: of that choice.
-      cache: folder that keeps statistics which had to be computed.
-      state_scaling, action_scaling: of robots whose settings do not tell.
-      kept: every robot's scales by its name, in place of those of its datasets.
+      seed: the seed of that choice.
+      cache: folder that keeps computed statistics.
+      state_scaling, action_scaling: for robots whose settings do not give them.
+      kept: every robot's scales by its name, instead of scales from its datasets.
 
     Raises:
-      ValueError, FileNotFoundError: as `resolve`, or a dataset has too few episodes to hold any
-        out, or those of one robot differ in their dims, from each other's or its kept scales'.
+      ValueError, FileNotFoundError: as `resolve`; or a dataset has too few episodes to hold any
+        out; or the datasets of one robot differ in their dims from each other or from its kept
+        scales.
     """
     robots, readings = resolve(mixture, [Known.of(shown) for shown in frames], horizon)
     feeds = tuple(map(_feed, mixture.datasets, frames, readings))
@@ -151,7 +152,7 @@ def _own_scales(robot: RobotConfig, stats: RobotStats, state: Scaling, actions: 
 
 
 def _unlike(names: list[str]) -> Iterator[str]:
-    """The names, but numbered where several are the same."""
+    """The names, numbered where several are the same."""
     for n, name in enumerate(names):
         yield name if names.count(name) == 1 else f"{name} {names[:n].count(name) + 1}"
 
@@ -195,9 +196,9 @@ def _digest(
     weights: Sequence[Float64[np.ndarray, " _n"] | None],
     episodes: Sequence[Episodes],
 ) -> str:
-    """Digest of a mixture's datasets by their content, wherever they lie."""
+    """Digest of a mixture's datasets by their content, wherever they are stored."""
     settings: Any = to_json(replace(mixture, datasets=()))
-    for robot in settings["embodiments"]:  # digests of runs saved before these fields stay
+    for robot in settings["embodiments"]:  # keeps digests of runs saved before these fields
         for name in ("state_scaling", "action_scaling"):
             if robot[name] is None:
                 del robot[name]

@@ -1,8 +1,7 @@
 """Several datasets as one stream: which robot each shows, how it is read and how often it is drawn.
 
-A `Mixture` is what a user writes (JSON, TOML or Python); `resolve` finds its mistakes by metadata
-alone, before any frame is read. A single dataset is a mixture of one. `data.mixture.mixed` opens
-it.
+Users write a `Mixture` in JSON, TOML or Python; `resolve` finds mistakes in it from metadata alone,
+before any frame is read. A single dataset is a mixture of one. `data.mixture.mixed` opens it.
 """
 
 import json
@@ -31,12 +30,12 @@ _PREFIX = "observation.images."
 class RobotConfig:
     """Settings that all datasets of one robot share.
 
-    `cameras`: its own names for them, in the order that the model sees; those of its first dataset
-    if none are given. `relative`: for each action dim the state dim that the model measures it
-    from, -1 where it is taken as it is. `seconds`: the time that an action chunk covers, at any
-    fps; if None a step is a frame. `increments`: action dims that tell a movement since the last
-    frame; over longer or shorter steps they are summed instead of picked. `state_scaling` and
-    `action_scaling`: the run's, if None.
+    `cameras`: the robot's own camera names, in the order that the model sees; the names of its
+    first dataset if none are given. `relative`: for each action dim, the state dim that the model
+    measures it from, -1 where it is used as is. `seconds`: the time that an action chunk covers, at
+    any fps; if None, a step is a frame. `increments`: action dims that give a movement since the
+    last frame; over longer or shorter steps they are summed instead of picked. `state_scaling` and
+    `action_scaling`: the run's settings if None.
     """
 
     name: str
@@ -50,22 +49,23 @@ class RobotConfig:
 
 @dataclass(frozen=True)
 class DatasetConfig:
-    """Settings to read one dataset, and its share of the draws (`weight` relative to the others',
-    a number or points of training step and weight, linear between them).
+    """Settings to read one dataset, and its share of the draws (`weight`, relative to the other
+    datasets: a number, or points of training step and weight, linear between them).
 
-    `path`: a folder or URL. `embodiment`: the robot's name; the mixture's only one, or else the
-    dataset's own name, if empty. `cameras`: the robot's name for a camera to the dataset's; those
-    it lacks are left out, and if None they have the same names. `state` and `actions`: columns,
-    end to end. `prompts`: a JSON file with a list of paraphrases for each instruction; `prompt`
-    stands for an empty one. `episodes`: ranges [first, last) of those to use; all if empty.
-    `transform`: path/to/file.py:function of (state [n, s], actions [n, h, a]), in the dataset's
-    units, to two such arrays; `transform_sha256`: of its file, which then runs with no other
-    content. `fps`: frames a second, where the dataset (RLDS) does not tell. `subtasks`: column of a
-    LeRobot dataset that tells them, of texts or of rows of meta/subtasks.parquet, where it is not
-    LeRobot's own. `every`: frames from one sample to the next, counted from each episode's first.
-    `frames`: a JSON file of the frames to draw, as `tools.data idle` writes it; all if empty.
-    `weights`: how often each sample is drawn, relative to the dataset's others: a column, or a JSON
-    file of them by episode (`data.mixture.sample_weights`); equally often if empty.
+    `path`: a folder or URL. `embodiment`: the robot's name; if empty, the mixture's only robot, or
+    else the dataset's own name. `cameras`: maps the robot's name for a camera to the dataset's;
+    cameras that the dataset lacks are left out, and if None the names are the same. `state` and
+    `actions`: columns, end to end. `prompts`: a JSON file with a list of paraphrases for each
+    instruction; `prompt` replaces an empty instruction. `episodes`: ranges [first, last) of
+    episodes to use; all if empty. `transform`: path/to/file.py:function from (state [n, s], actions
+    [n, h, a]), in the dataset's units, to two such arrays; `transform_sha256`: SHA-256 of its file,
+    which then runs with no other content. `fps`: frames per second, if the dataset (RLDS) does not
+    give it. `subtasks`: column of a LeRobot dataset that gives its subtasks, as texts or as rows of
+    meta/subtasks.parquet, if it is not LeRobot's own column. `every`: frames from one sample to the
+    next, counted from each episode's first. `frames`: a JSON file of the frames to draw, as
+    `tools.data idle` writes it; all if empty. `weights`: how often each sample is drawn, relative
+    to the dataset's other samples: a column, or a JSON file of weights by episode
+    (`data.mixture.sample_weights`); equally often if empty.
     """
 
     path: str
@@ -105,17 +105,18 @@ def in_file(weights: str) -> bool:
 
 
 def read_mixture(data: str | Path, consent: Consent = remembered) -> Mixture:
-    """The mixture in a .json or .toml file, whose relative paths begin at its folder; anything else
-    is the path or URL of a dataset, which becomes a mixture of one. Nothing that it names runs.
+    """The mixture in a .json or .toml file; its relative paths start at the file's folder. Anything
+    else is the path or URL of a dataset, which becomes a mixture of one. No code that the mixture
+    names runs.
 
     Args:
-      consent: to the transforms that the file names; `data.mixture.trust.always` for a file of
-        one's own.
+      consent: decides on the transforms that the file names; `data.mixture.trust.always` for a file
+        of your own.
 
     Raises:
       FileNotFoundError: there is no such file, or no such transform.
-      ValueError: it is no JSON or TOML, or a field is wrong, or there is no consent to a transform;
-        names file and field.
+      ValueError: it is not valid JSON or TOML, a field is wrong, or there is no consent to a
+        transform; names the file and the field.
     """
     path = Path(data)
     if not is_mixture(path):
@@ -147,7 +148,7 @@ def read_mixture(data: str | Path, consent: Consent = remembered) -> Mixture:
 
 
 def _agreed(path: Path, config: DatasetConfig, consent: Consent) -> DatasetConfig:
-    """The config with the one content of its transform that may run."""
+    """The config with the SHA-256 of the only content of its transform that may run."""
     found = Transform.find(config.transform)
     if config.transform_sha256 not in ("", found.content):
         raise ValueError(
@@ -183,8 +184,9 @@ class Known(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """Plan to read one dataset: all of a `Feed` but its frames, and what changes those. `step` is
-    how many frames a step of a chunk takes, `increments` the dims of a column summed over them."""
+    """Plan to read one dataset: everything in a `Feed` but its frames, and the changes to those
+    frames. `step` is the number of frames that a step of a chunk takes, `increments` the dims of
+    each column that are summed over them."""
 
     embodiment: int
     cameras: tuple[str | None, ...]
@@ -199,14 +201,14 @@ class Reading(NamedTuple):
 def resolve(
     mixture: Mixture, known: Sequence[Known], horizon: int
 ) -> tuple[tuple[RobotConfig, ...], tuple[Reading, ...]]:
-    """The robots, with their cameras, and how each dataset is read; no frame is needed for it.
+    """The robots, with their cameras, and how each dataset is read; reads no frames.
 
     Args:
-      known: each dataset, in the mixture's order.
+      known: metadata of each dataset, in the mixture's order.
       horizon: steps of an action chunk.
 
     Raises:
-      ValueError: settings and datasets do not go together; names the dataset and the field.
+      ValueError: settings and datasets do not fit together; names the dataset and the field.
       FileNotFoundError: a file of prompts or of a transform is missing.
     """
     known = [
@@ -221,7 +223,7 @@ def resolve(
             mixture.datasets, known, _names(mixture, known), strict=True
         )
     ]
-    stages([config.weight for config in mixture.datasets])  # refuses those that are 0 together
+    stages([config.weight for config in mixture.datasets])  # raises if all are 0 at a step
     return tuple(robots.values()), tuple(readings)
 
 
@@ -235,7 +237,8 @@ def _names(mixture: Mixture, known: Sequence[Known]) -> list[str]:
 
 
 def _robots(mixture: Mixture, known: Sequence[Known]) -> dict[str, RobotConfig]:
-    """Every robot by name, in the order listed and then met, with its cameras."""
+    """Every robot by name, with its cameras: first those listed, then others in the order of the
+    datasets."""
     if not mixture.datasets:
         raise ValueError("The mixture has no datasets; list at least one.")
     names = _names(mixture, known)
@@ -272,7 +275,8 @@ def _robots(mixture: Mixture, known: Sequence[Known]) -> dict[str, RobotConfig]:
 
 
 def _require_names(robot: RobotConfig) -> None:
-    """A dataset's name, and so that of its robot, is organisation/name on the hub."""
+    """Raises ValueError for unusable names. A dataset's name on the hub, and therefore its robot's,
+    is organisation/name."""
     try:
         file_within(robot.name)
         for camera in robot.cameras:
@@ -324,7 +328,7 @@ def _reading(
 
 
 def _cameras(config: DatasetConfig, known: Known, robot: RobotConfig) -> tuple[str | None, ...]:
-    """The dataset's name of each of the robot's cameras."""
+    """The dataset's name for each of the robot's cameras."""
     given = config.cameras
     if given is None:
         given = {name: name for name in robot.cameras if _full(name, known) is not None}
@@ -348,7 +352,7 @@ def _full(name: str, known: Known) -> str | None:
 def _by_column(
     config: DatasetConfig, known: Known, robot: RobotConfig
 ) -> dict[str, tuple[int, ...]]:
-    """Increments by action column, each counted within it."""
+    """Increments by action column, numbered within the column."""
     sizes = [known.columns[name] for name in config.actions]
     if not all(0 <= d < sum(sizes) for d in robot.increments):
         raise ValueError(

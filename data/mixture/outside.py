@@ -1,8 +1,8 @@
-"""Share of a robot's data outside the range of statistics that are not its own, when a checkpoint's
-are kept for fine-tuning.
+"""Share of a robot's data outside the range of statistics that were not computed from it, when a
+checkpoint's statistics are kept for fine-tuning.
 
-What those statistics hardly saw move has a tiny scale, by which a value that does move becomes
-enormous: such a dim is refused, as no loss would survive it.
+A dim that hardly moved in those statistics has a tiny scale, so a value that does move becomes
+enormous. Such a dim is refused, because no loss would survive it.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ from data.mixture.mixed import Mixed
 from models import Normalizer, Scaling
 
 REACH: dict[Scaling, float] = {"quantile": 1.0, "min-max": 1.0, "z-score": 3.0}
-"""Half the range that statistics cover, in scale units: three standard deviations of z-scores."""
+"""Half the range that statistics cover, in scale units: three standard deviations for z-scores."""
 LARGEST = 100.0
-"""Scale units from the middle; data of the wrong unit, or of a dim that never moved before, lie
+"""Scale units from the middle; data in the wrong unit, or of a dim that never moved before, lie
 farther out."""
 
 
@@ -39,15 +39,15 @@ class Outside(NamedTuple):
 
     @property
     def farthest(self) -> float:
-        """Scale units from the middle of the statistics."""
+        """Distance of the farthest value from the middle of the statistics, in scale units."""
         return max(abs(self.low - self.offset), abs(self.high - self.offset)) / self.scale
 
 
 def outside(
     mixed: Mixed, robot: int, state_scaling: Scaling, action_scaling: Scaling
 ) -> list[Outside]:
-    """Distances of the training data of the mixture's n-th robot from its scales, a dim each of
-    state and actions."""
+    """Distances of the training data of the mixture's n-th robot from its scales, one entry per dim
+    of state and actions."""
     own = [n for n, feed in enumerate(mixed.feeds) if feed.embodiment == robot]
     embodiment, stats = mixed.embodiments[robot], mixed.stats[robot]
     features = (
@@ -86,7 +86,7 @@ def outside(
 
 
 def require_near(found: Sequence[Outside], where: str) -> None:
-    """Refuses data of which a dim lies more than `LARGEST` scale units from the statistics' middle.
+    """Refuses data with a dim more than `LARGEST` scale units from the middle of the statistics.
 
     Args:
       where: the statistics' file, for the message.

@@ -1,8 +1,8 @@
 """Observations of a dataset with the action chunks that followed them, in the dataset's units, and
-their pictures as recorded.
+their images as recorded.
 
-For looking at some episodes of a dataset of any format without making a frame store of it; training
-reads `Frames`. How the columns are read is a mixture's `Reading`, as in training.
+Use this module to look at some episodes of a dataset of any format without making a frame store;
+training reads `Frames`. As in training, a mixture's `Reading` says how the columns are read.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ from data.store.tables import find_duplicates
 
 class RecordedEpisode(NamedTuple):
     """Observations of an episode at frames `at`. `actions` are the chunks that followed, whose
-    steps count where `valid`; `before` the action of the frame before, NaN at frame 0; `whole` the
-    action of every frame."""
+    steps count where `valid`; `before` is the previous frame's action, NaN at frame 0; `whole` is
+    the action of every frame."""
 
     episode: int
     at: Int64[np.ndarray, " n"]
@@ -35,8 +35,8 @@ class RecordedEpisode(NamedTuple):
 
 @dataclass(frozen=True)
 class Divisible:
-    """A dataset as `split_episodes` looks at it, without a store; the copies among its episodes
-    are found, by reading all rows, when they are first asked for."""
+    """A dataset in the form that `split_episodes` needs, without a store. Duplicate episodes are
+    found on first access, by reading all rows."""
 
     dataset: Dataset
 
@@ -68,11 +68,12 @@ def read_recorded(
     episode: int,
     at: Int64[np.ndarray, " n"],
 ) -> RecordedEpisode:
-    """Observations of an episode at some of its frames, without pictures.
+    """Observations of an episode at some of its frames, without images.
 
     Raises:
       DatasetError: a column is missing or damaged.
-      ValueError: action dims are increments that steps of another length would sum.
+      ValueError: action dims are increments, and steps of more or less than a frame would have to
+        sum them.
     """
     if reading.increments:
         raise ValueError(
@@ -108,7 +109,7 @@ def read_recorded(
 def read_joined(
     dataset: Dataset, episode: int, columns: Sequence[Sequence[str]]
 ) -> list[Float32[np.ndarray, "t _d"]]:
-    """Every frame's values of several columns side by side, for each of the lists of them.
+    """Every frame's values, for each list of columns with its columns side by side.
 
     Raises:
       DatasetError: a column is missing or damaged.
@@ -128,7 +129,8 @@ def read_joined(
 def read_pictures(
     dataset: Dataset, reading: Reading, episode: int, at: Int64[np.ndarray, " n"]
 ) -> list[UInt8[np.ndarray, "n _h _w 3"] | None]:
-    """Pictures at some frames by the robot's cameras, None of those that the episode lacks.
+    """Images at some frames for each of the robot's cameras, None for cameras that the episode
+    lacks.
 
     Raises:
       DatasetError: they are missing or damaged.

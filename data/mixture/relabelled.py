@@ -2,7 +2,7 @@
 summed over the steps of a chunk.
 
 The wordings of an instruction and the transform of states and actions are read here, so that a
-mistake in them is found at start and named.
+mistake in them is found and named at the start.
 """
 
 import json
@@ -24,17 +24,18 @@ Wordings = Prompts
 
 @dataclass(frozen=True, eq=False)
 class Retold:
-    """`frames` with other wordings, with increments that reach over a whole step, and with samples
-    of some frames alone.
+    """`frames` with other wordings, with increments that cover a whole step, and with samples from
+    some frames only.
 
-    An increment (a movement since the last frame) becomes the movement within a step: the sum of
-    the `step` frames from its begin on, the first and the last one in part, as far as the episode
-    goes. Step k of a chunk begins k times `step` frames after the chunk, be that within a frame.
+    An increment (a movement since the last frame) becomes the movement within a step: the sum over
+    `step` frames from the step's beginning, up to the episode's end. The first and the last frame
+    may count in part. Step k of a chunk begins k times `step` frames after the chunk, possibly
+    within a frame.
 
     Args:
-      prompts: of each task.
+      prompts: wordings of each task.
       increments: dims of a column that are increments.
-      step: frames, not necessarily whole.
+      step: frames per step, not necessarily a whole number.
       every: frames from one sample to the next, counted in each episode.
       kept: frames to draw samples from; all, if None.
     """
@@ -63,7 +64,7 @@ class Retold:
 
     @property
     def image_size(self) -> int:
-        """Side of the pictures in pixels."""
+        """Side of the images in pixels."""
         return self.frames.image_size
 
     @property
@@ -88,7 +89,8 @@ class Retold:
 
     @property
     def runs(self) -> Runs:
-        """Runs of frames with one task: of every n-th frame each its own."""
+        """Runs of frames with one task; if `every` is above 1, each frame to draw is a run of its
+        own."""
         runs = self.frames.runs
         if self.kept is not None:
             runs = runs_within(runs, self.kept, self.starts)
@@ -123,15 +125,17 @@ class Retold:
 
     @property
     def stats(self) -> dict[str, Stats]:
-        """Statistics of the columns as the dataset has them, increments of single frames."""
+        """Statistics of the columns as the dataset has them; increments are those of single
+        frames."""
         return self.frames.stats
 
     def column(self, name: str, rows: Int64[np.ndarray, "*n"]) -> Float32[np.ndarray, "*n d"]:
-        """Values of a column at these frames, as the dataset has them but for increments.
+        """Values of a column at these frames, as the dataset has them except for increments.
 
         Args:
-          rows: frames, each of which a step begins with, or chunks [n, h] of a `Feed`'s frames
-            ahead: each row's first is the sample's own, later ones are held at the episode's last.
+          rows: frames at which a step begins, or chunks [n, h] of a `Feed`'s frames ahead. The
+            first frame of each row is the sample's own; later ones stay at the episode's last frame
+            once they reach it.
         """
         values = self.frames.column(name, rows)
         if name not in self.increments:
@@ -155,12 +159,13 @@ class Retold:
         return values
 
     def sums_parts(self, ahead: Sequence[int]) -> bool:
-        """True if increments are of steps that begin within frames, in chunks so far ahead."""
+        """True if there are increments and some steps of chunks with this `ahead` begin within
+        frames."""
         return bool(self.increments) and bool(self._begins(np.array([ahead])).any())
 
     def _begins(self, rows: Int64[np.ndarray, "*n"]) -> Float64[np.ndarray, "*n"]:
-        """Frames from each step's own to where it begins, -0.5 to 0.5; 0 where the own one is held
-        at the episode's end."""
+        """Frames from each step's own frame to the step's beginning, -0.5 to 0.5; 0 where the own
+        frame is held at the episode's end."""
         if rows.ndim == 1:
             return np.zeros(rows.shape)
         begin = np.arange(rows.shape[-1]) * self.step - (rows - rows[..., :1])
@@ -172,15 +177,15 @@ class Retold:
         camera: str,
         out: Sequence[UInt8[np.ndarray, "s s 3"]],
     ) -> None:
-        """Fills each of `out` with a frame's picture, as `Frames` does."""
+        """Fills each of `out` with a frame's image, as `Frames` does."""
         self.frames.images(rows, camera, out)
 
 
 @dataclass(frozen=True)
 class Transform:
-    """A user's function of (state [n, s], actions [n, h, a]) that returns two such arrays, by its
-    file's name, so that worker processes find it too. `content` is the file's SHA-256: nothing else
-    runs, whatever becomes of the file."""
+    """A user's function from (state [n, s], actions [n, h, a]) to two such arrays. It is referred
+    to by its file's name, so that worker processes find it too. `content` is the file's SHA-256: no
+    other content runs, even if the file changes."""
 
     file: str = field(repr=False)
     function: str
@@ -188,11 +193,11 @@ class Transform:
 
     @classmethod
     def find(cls, where: str) -> "Transform":
-        """Find `path/to/file.py:function`, of which nothing runs yet.
+        """Find `path/to/file.py:function` without running it.
 
         Raises:
           FileNotFoundError: there is no such file.
-          ValueError: that is no file and function.
+          ValueError: `where` does not name a file and a function.
         """
         file, _, function = where.rpartition(":")
         if not file or not function:
@@ -203,14 +208,14 @@ class Transform:
 
     @classmethod
     def read(cls, where: str, content: str = "") -> "Transform":
-        """Load `path/to/file.py:function`, whose file runs.
+        """Load `path/to/file.py:function`; this runs the file.
 
         Args:
           content: SHA-256 that the file must have; any if empty.
 
         Raises:
           FileNotFoundError: there is no such file.
-          ValueError: it has no such function, or another content.
+          ValueError: it has no such function, or other content.
         """
         found = cls.find(where)
         found = replace(found, content=content or found.content)
@@ -225,10 +230,10 @@ class Transform:
     def __call__(
         self, state: Float32[np.ndarray, "n s"], actions: Float32[np.ndarray, "n h a"]
     ) -> tuple[Float32[np.ndarray, "n s2"], Float32[np.ndarray, "n h a2"]]:
-        """Transform a batch by the function.
+        """Transform a batch with the function.
 
         Raises:
-          ValueError: that is not two arrays for the same samples and steps.
+          ValueError: the result is not two arrays for the same samples and steps.
         """
         function: Callable[..., Any] = getattr(
             own_file.run_content(self.file, self.content), self.function
@@ -247,8 +252,8 @@ def read_wordings(file: str, empty: str, prompts: Wordings) -> Wordings:
     """A dataset's wordings with the paraphrases of a JSON file, {instruction: [paraphrase, …]}.
 
     Args:
-      file: none, if empty.
-      empty: stands for instructions without text.
+      file: its path; no paraphrases if empty.
+      empty: replaces instructions without text.
       prompts: the dataset's own wordings of each task.
 
     Raises:

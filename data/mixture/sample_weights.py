@@ -1,4 +1,4 @@
-"""Weights of a dataset's samples: a column of it, or a JSON file that tells them by episode."""
+"""Weights of a dataset's samples, from one of its columns or from a JSON file by episode."""
 
 import json
 from collections.abc import Callable
@@ -15,22 +15,22 @@ from data.mixture.mixture import DatasetConfig, in_file
 from data.mixture.split import Episodes
 
 Column = Callable[[str], Float64[np.ndarray, " n"]]
-"""Values of a column of one number a frame, of all frames."""
+"""Gives a column's values for all frames, one number per frame."""
 
 
 def sample_weights(
     config: DatasetConfig, lengths: Int64[np.ndarray, " e"], chosen: Episodes, column: Column
 ) -> Float64[np.ndarray, " n"] | None:
-    """Weights of all frames of a dataset, 0 outside of the episodes chosen; None if those within
-    are alike, or the dataset's settings name no weights.
+    """Weights of all frames of a dataset, 0 outside of the chosen episodes. None if the weights
+    within them are all equal, or the dataset's settings name no weights.
 
     Args:
       lengths: frames of each episode.
 
     Raises:
       FileNotFoundError: there is no such file.
-      DatasetError: a weight is negative or not finite, all are 0, or the file is of another
-        dataset or malformed.
+      DatasetError: a weight is negative or not finite, all are 0, or the file belongs to another
+        dataset or is malformed.
     """
     if not config.weights:
         return None
@@ -63,7 +63,7 @@ def sample_weights(
 def drawn_episodes(
     weights: Float64[np.ndarray, " n"] | None, starts: Int64[np.ndarray, " e"], chosen: Episodes
 ) -> Episodes:
-    """Episodes of those chosen that have a weight above 0."""
+    """Chosen episodes in which some frame has a weight above 0."""
     if weights is None:
         return chosen
     before = np.append(0, np.cumsum(weights > 0))
@@ -126,7 +126,7 @@ def _read_file(file: str, lengths: Int64[np.ndarray, " e"]) -> Float64[np.ndarra
 
 
 def _weights_of(file: str, episode: int, own: Any, length: int) -> float | list[float]:
-    """One number, or one of each frame."""
+    """One number, or one for each frame."""
     if _is_number(own):
         return float(own)
     if not isinstance(own, list) or not all(map(_is_number, own)):

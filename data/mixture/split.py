@@ -31,12 +31,12 @@ class Splittable(Protocol):
 
 
 def split_episodes(frames: Splittable, fraction: float, seed: int = 0) -> tuple[Episodes, Episodes]:
-    """Training and held-out episodes, both sorted; about `fraction` of each task's episodes is held
-    out, at least one and not all where a task has several different ones.
+    """Training and held-out episodes, both sorted. About `fraction` of each task's episodes is held
+    out: at least one, but not all, if a task has several different episodes.
 
-    Where very many tasks have few episodes each, or all have but one, this would hold out far too
-    many or none: the episodes of such tasks are then held out as if they had one task, and some of
-    these tasks are not trained at all. An episode's task is that of its first frame.
+    If very many tasks have few episodes each, or all tasks have only one, this would hold out far
+    too many episodes or none. The episodes of such tasks are then held out as if they had one task,
+    and some of these tasks are not trained at all. An episode's task is that of its first frame.
 
     Raises:
       ValueError: `fraction` is not in 0..1, or there are no two different episodes.

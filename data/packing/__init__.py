@@ -1,1 +1,1 @@
-"""The packing plan: which samples stand in which row, a pure function of metadata and seed."""
+"""The packing plan: which samples go into which row, a pure function of metadata and seed."""

@@ -1,12 +1,13 @@
-"""The order of a step's rows in which every rank's share of them costs attention alike.
+"""Order of a step's rows in which attention costs about the same for every rank's share of them.
 
-Rows are equally long, but attention skips what other samples hold, so a row costs the sum of its
-samples' squared lengths, and all ranks wait for the one that drew the most. Cost as squared length,
-and each rank's sum as what is to be alike, are from FlexSP (arXiv 2412.01523), ByteScale (arXiv
-2502.21231) and Zeppelin (arXiv 2509.21841), which move sequences between ranks in training; here
-the plan knows all lengths, so rows are laid out ahead. The costliest are joined with the cheapest,
-and these again, until there is a block for each rank (the longest job goes to the least busy,
-Graham 1969, doi.org/10.1137/0117039, with equally many to each); then blocks exchange rows.
+Rows are equally long, but attention skips the tokens of other samples. A row therefore costs the
+sum of its samples' squared lengths, and all ranks wait for the one with the highest cost. Squared
+length as the cost, and balancing each rank's sum, are from FlexSP (arXiv 2412.01523), ByteScale
+(arXiv 2502.21231) and Zeppelin (arXiv 2509.21841), which move sequences between ranks in training;
+here the plan knows all lengths, so rows are arranged in advance. The costliest are joined with the
+cheapest, and the results again, until there is a block for each rank (the longest job goes to the
+least busy, Graham 1969, doi.org/10.1137/0117039, with equally many to each); then blocks exchange
+rows.
 """
 
 import numpy as np
@@ -17,7 +18,7 @@ _LARGE = 64
 
 
 def balanced_order(costs: Int[np.ndarray, " r"], ranks: int) -> Int64[np.ndarray, " r"]:
-    """An order of rows in which `ranks` blocks, each of as many rows, cost nearly the same."""
+    """An order of rows in which `ranks` blocks of equally many rows cost nearly the same."""
     order, sums = np.arange(len(costs))[:, None], costs
     for factor in _factors(len(costs) // ranks):
         ranked = np.argsort(-sums, kind="stable").reshape(factor, -1)
@@ -33,14 +34,15 @@ def balanced_order(costs: Int[np.ndarray, " r"], ranks: int) -> Int64[np.ndarray
 
 
 def excess(costs: Int[np.ndarray, " r"], ranks: int) -> float:
-    """The share by which the costliest of so many blocks of rows costs more than their mean."""
+    """Relative excess of the costliest of `ranks` blocks of rows over their mean cost."""
     sums = costs.reshape(ranks, -1).sum(axis=1)
     return float(sums.max() / sums.mean() - 1)
 
 
 def _exchange(costs: Int[np.ndarray, " r"], blocks: Int64[np.ndarray, "n b"]) -> None:
-    """Rounds in which the costliest block and the cheapest, the second of both and so on each swap
-    the two rows that bring them closest together."""
+    """Pairs the costliest block with the cheapest, the second costliest with the second cheapest
+    and so on. In several rounds, each pair swaps the two rows that bring their costs closest
+    together."""
     half, size = len(blocks) // 2, blocks.shape[1]
     for _ in range(_ROUNDS):
         own = costs[blocks]

@@ -1,8 +1,8 @@
 """Weights of a mixture's sources that change with the steps of training.
 
-Between two steps for which weights are told, each source's weight is linear. So the shares of a
-step in between are those at the one, blended with those at the other: it takes some of its rows
-from windows of the first mixture and the rest from windows of the second. How many is known for all
+Between two steps with given weights, each source's weight is linear. The shares of a step in
+between are therefore a blend of the shares at the two: the step takes some of its rows from windows
+of the first mixture and the rest from windows of the second. The numbers of rows are known for all
 steps at once, and each mixture's windows are packed once, as if it were the only one.
 """
 
@@ -37,7 +37,7 @@ class Stage(NamedTuple):
 
 
 def wrong_weight(weight: Weight) -> str:
-    """Remedy of a weight that cannot be; empty if it can."""
+    """Remedy for an invalid weight; empty if the weight is valid."""
     if not isinstance(weight, tuple):
         return "" if weight > 0 and isfinite(weight) else "give a positive number"
     steps, weights = [step for step, _ in weight], [own for _, own in weight]
@@ -62,7 +62,8 @@ def weight_at(weight: Weight, step: int) -> Fraction:
 
 
 def stages(weights: Sequence[Weight]) -> list[Stage]:
-    """Weights of all sources at each step for which one is told; at step 0, if none changes.
+    """Weights of all sources at each step for which one of them is given; at step 0 if none
+    changes.
 
     Raises:
       ValueError: all are 0 at a step.
@@ -78,8 +79,8 @@ def stages(weights: Sequence[Weight]) -> list[Stage]:
 
 
 def mean_shares(weights: Sequence[Weight]) -> list[float]:
-    """Typical weights of the sources: their own where they never change, else the mean of their
-    shares at the steps for which weights are told."""
+    """Typical weights of the sources: their own if none of them changes, else the mean of their
+    shares at the steps with given weights."""
     constant = [weight for weight in weights if not isinstance(weight, tuple)]
     if len(constant) == len(weights):
         return constant
@@ -88,12 +89,12 @@ def mean_shares(weights: Sequence[Weight]) -> list[float]:
 
 
 def largest_weight(weight: Weight) -> float:
-    """The most that a source ever weighs."""
+    """The largest weight that a source ever has."""
     return max(own for _, own in weight) if isinstance(weight, tuple) else weight
 
 
 def told_weight(weight: Weight) -> str:
-    """A weight as people read it."""
+    """Human-readable text of a weight."""
     if not isinstance(weight, tuple):
         return f"{weight:g}"
     return ", ".join(f"{own:g} at {step:,}" for step, own in weight)
@@ -103,8 +104,8 @@ def told_weight(weight: Weight) -> str:
 class Schedule:
     """Rows that each step takes from each of several mixtures.
 
-    `mixture` is that of each stage, `density` the mean number of samples in a row of each mixture,
-    `rows` those of a step.
+    `mixture` is the number of each stage's mixture, `density` the mean number of samples in a row
+    of each mixture, `rows` the number of rows in a step.
     """
 
     stages: tuple[Stage, ...]
@@ -143,8 +144,8 @@ class Schedule:
 
     @cached_property
     def _moved(self) -> list[Int64[np.ndarray, " _n"]]:
-        """Rows that steps take from the next stage's mixture, from each stage on: before the first,
-        the second, and so on to that next stage."""
+        """Cumulative rows that the steps from each stage on take from the next stage's mixture:
+        before the first step, before the second, and so on until the next stage."""
         return [self._taken_from_next(number) for number in range(len(self.stages) - 1)]
 
     def _taken_from_next(self, number: int) -> Int64[np.ndarray, " n"]:

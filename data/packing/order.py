@@ -1,10 +1,10 @@
-"""The order in which a source's samples are drawn: at random, yet in any stretch of it samples of
-every cost come in nearly the same numbers.
+"""Order in which a source's samples are drawn: random, but with nearly the same number of samples
+of each cost in any stretch of it.
 
-The samples stand in a line, sorted by cost and cut into cells. Every cell gives its exact share of
-the draws, in a random order of its own: stratified sampling without replacement. So a window's
-costs are known before it is drawn, and since nothing is kept but the line, any draw is reached at
-once. A sample takes as much of the line as its weight, and is drawn as often.
+The samples form a line, sorted by cost and cut into cells. Every cell gives its exact share of the
+draws, in its own random order: stratified sampling without replacement. A window's costs are
+therefore known before it is drawn, and since only the line is stored, any draw can be computed
+directly. A sample's weight is its length on the line, and so decides how often it is drawn.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ from data.packing.permutation import below, fold, permute, scramble
 from data.packing.systematic import points, whole_weights
 
 _SPLIT_EXACTLY = 1 << 40
-"""Parts of samples up to which weights are split among wordings without rounding; what is left of
-`whole_weights`' bits then tells a weight to the millionth part of the largest."""
+"""Number of parts of samples up to which weights are split among wordings without rounding. The
+remaining bits of `whole_weights` then resolve a weight to a millionth of the largest."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class PlanSource:
     """One dataset of a mixture: its runs that may be drawn, and what a sample of each costs.
 
     `weight` is its share of the draws, relative to the other sources, and may change with the
-    steps. Every frame of `runs` is a
-    sample; `images` are the image slots it takes, `text` the text tokens of each wording of each
-    task, 0 where a task has fewer wordings. `weights` tell how often each of a run's samples is
-    drawn, relative to the source's others; None: equally often.
+    steps. Every frame of `runs` is a sample. `images` is the number of image slots that a sample
+    takes, `text` the number of text tokens of each wording of each task, 0 where a task has fewer
+    wordings. `weights` says how often each of a run's samples is drawn, relative to the source's
+    other samples; equally often if None.
     """
 
     name: str
@@ -51,8 +51,8 @@ class PlanSource:
 
     @cached_property
     def masses(self) -> Int64[np.ndarray, " r"]:
-        """Weights of a run's samples as whole numbers, in each wording apart; 1 of all that are
-        alike."""
+        """Weights of a run's samples as whole numbers, for each wording separately; 1 if all
+        samples have the same weight."""
         if self.weights is None or not self.weighted:
             return np.broadcast_to(np.int64(1), len(self.runs.length))
         wordings, length = self.wordings[self.runs.task], self.runs.length
@@ -80,21 +80,22 @@ class DrawnSamples(NamedTuple):
 class Order:
     """A source's samples in the endless order in which they are drawn, each once per epoch.
 
-    Every w-th frame of a run whose task has w wordings is told in the same, and which frames are
-    told in which changes with the epoch; so each wording is drawn equally often, but for runs of
-    fewer frames than wordings, which show some of them.
+    If a run's task has w wordings, every w-th frame of the run has the same wording, and the
+    assignment changes with the epoch. Each wording is therefore drawn equally often, except in runs
+    with fewer frames than wordings, which show only some of them.
 
-    Where samples have weights, each wording of one is a sample of its own, with an equal part of
-    its weight. A cell's epoch is then as many draws as bring the heaviest of its samples once at
-    most; the others come in some epochs, by `systematic`.
+    If samples have weights, each wording of a sample is a sample of its own, with an equal part of
+    its weight. A cell's epoch then has as many draws as bring the heaviest of its samples at most
+    once; the others come in some epochs, by `systematic`.
 
     Args:
-      draws: of this source in a window: at least, at most.
+      draws: the least and the most draws of this source in a window.
 
     Attributes:
-      images, text: what the largest sample of each cell takes.
-      room: samples as large as each cell's that a window needs room for: the samples of no window
-        need more room for this or larger ones, of the same number of images.
+      images, text: image slots and text tokens of the largest sample of each cell.
+      room: for each cell, the number of samples as large as its largest that a window needs room
+        for. Among samples with the same number of images, no window needs more room for this size
+        and larger ones.
     """
 
     images: Int64[np.ndarray, " c"]
@@ -146,7 +147,7 @@ class Order:
     def _samples(
         self, place: Int64[np.ndarray, " n"], epoch: Int64[np.ndarray, " n"]
     ) -> tuple[Int64[np.ndarray, " n"], ...]:
-        """Episode, frame, task and wording of what stands at these places of the line."""
+        """Episode, frame, task and wording of the samples at these places of the line."""
         runs = self._source.runs
         item = np.searchsorted(self._starts, place, "right") - 1
         run = self._run[item]
@@ -160,8 +161,8 @@ class Order:
         return runs.episode[run], frame, task, self._wording[item].astype(np.int64)
 
     def _between_samples(self, cuts: list[int], start: int, least: int) -> list[int]:
-        """Cuts of the line from `start` on, each moved to the end of the sample that it would go
-        through, without those that this brings closer than `least` to another."""
+        """Cuts of the line from `start` on, each moved to the end of the sample that it would
+        split. Cuts that this brings closer than `least` to another are dropped."""
         places = np.array(cuts) + start
         item = np.searchsorted(self._starts[:-1], places, "right") - 1
         mass = self._masses[self._run[item]]
@@ -175,10 +176,10 @@ class Order:
     def _line_up(
         self, wording_key: int, line_key: int
     ) -> tuple[Int64[np.ndarray, " i"], Int64[np.ndarray, " i"]]:
-        """Makes the line; images and text of its items. An item is what of a run is told in one
-        wording: of w wordings, `part` p is at places p, p + w, … of the run, and all of it where
-        there are weights. Then those of one cost stand in random order, so that strata show nothing
-        that recurs."""
+        """Makes the line; returns images and text of its items. An item is the part of a run that
+        has one wording: of w wordings, `part` p is at places p, p + w, … of the run. With weights
+        it is the whole run, and items of one cost are in random order, so that strata show no
+        recurring pattern."""
         source, runs = self._source, self._source.runs
         per_run = self._wordings[runs.task]
         run = np.repeat(np.arange(len(per_run), dtype=np.int32), per_run)
@@ -202,8 +203,8 @@ class Order:
         return images[order], text[order]
 
     def _given(self, draws: int) -> Int64[np.ndarray, " c"]:
-        """Number of each cell's among the first so many draws: the share of those that stand before
-        its end, rounded down, less that of those before its start."""
+        """Number of each cell's draws among the first `draws`: the share of the line up to the
+        cell's end, rounded down, minus the share up to its start, rounded down."""
         given = []
         for share, size, cuts in zip(
             split(draws, self._classes), self._classes, self._cuts, strict=True
@@ -224,7 +225,8 @@ def split(draws: int, weights: Sequence[int]) -> list[int]:
 
 
 def share_ranges(least: int, most: int, weights: Sequence[int]) -> list[tuple[int, int]]:
-    """The fewest and the most that each gets by `split` of `least` to `most` further draws."""
+    """The fewest and the most draws that `split` gives to each of `weights` for `least` to `most`
+    further draws."""
     ranges, weight = [], sum(weights)
     for own in weights:
         ranges.append((least * own // weight, -(-most * own // weight)))
@@ -234,10 +236,11 @@ def share_ranges(least: int, most: int, weights: Sequence[int]) -> list[tuple[in
 
 
 def _cuts(ends: Int64[np.ndarray, " k"], least: int) -> list[int]:
-    """Places at which to cut a line in which samples of one cost end at each of `ends`: into cells
-    of one cost and, between them, cells of two or more that give about one draw a window.
+    """Places at which to cut a line on which samples of one cost end at each of `ends`. The cuts
+    make cells of one cost and, between them, cells of two or more costs that give about one draw
+    per window.
 
-    Every cell is to give one of `least` draws at least, or else its share could shrink.
+    Every cell must give at least one of `least` draws, or its share could shrink.
     """
     size = int(ends[-1])
     cells = max(1, size // -(-size // max(1, least)))

@@ -1,9 +1,10 @@
 """Packing of samples into rows within several budgets at once, by counts of kinds of sample.
 
 Samples that cost the same (images, text tokens) are one kind, so a window of thousands of draws is
-a few dozen counts. Best fit finds ways to fill a row; a linear program says how often to use which
-(cutting stock, after Gilmore and Gomory, 1961), and best fit packs what its fractions leave. What
-fits best is found exactly: the sums that up to four samples can reach are bits of an integer.
+a few dozen counts. Best fit finds ways to fill a row; a linear program says how often to use each
+(cutting stock, after Gilmore and Gomory, 1961), and best fit packs the samples that its fractions
+leave over. The best fit is found exactly: the sums that up to four samples can reach are bits of an
+integer.
 """
 
 from collections.abc import Sequence
@@ -78,15 +79,15 @@ def assign_rows(packing: Packing, kind: Int64[np.ndarray, " n"]) -> Int64[np.nda
 def fit_layout(
     images: Int[np.ndarray, " n"], text: Int[np.ndarray, " n"], layout: Layout
 ) -> Layout:
-    """The budgets, prefix between 0.7 and 1 times `layout.prefix`, that such samples fill best.
+    """The budgets that such samples fill best, with a prefix between 0.7 and 1 times
+    `layout.prefix`.
 
     A row that is all images leaves no place for text, and a row for the longest prompts is half
     empty for the others; the right size depends on the data. Image slots count like the prefix
     places they fill, because the vision tower works on them whether used or not.
 
     Args:
-      images, text: images and text tokens of samples, thousands of them, each as often as it is
-        drawn.
+      images, text: images and text tokens of thousands of samples, each as often as it is drawn.
 
     Raises:
       ValueError: the largest sample does not fit into `layout.prefix`.
@@ -146,9 +147,9 @@ def _rows(uses: list[tuple[Use, int]]) -> int:
 
 
 def _best_fit(kinds: "_Kinds", ease: int, shortest_first: bool) -> list[tuple[Use, int]]:
-    """Ways to fill a row and how often each is used, so that all samples find a place. A way is
-    used 1/`ease` as often as the counts allow: more ways, and no kind runs out long before the
-    others."""
+    """Ways to fill a row and how often each is used, so that all samples are placed. A way is used
+    1/`ease` as often as the counts allow. This gives more ways, and no kind runs out long before
+    the others."""
     uses = []
     while kinds.samples:
         use = kinds.fullest_row(shortest_first)
@@ -161,9 +162,9 @@ def _best_fit(kinds: "_Kinds", ease: int, shortest_first: bool) -> list[tuple[Us
 def _combined(
     tried: Sequence[list[tuple[Use, int]]], counts: Int[np.ndarray, " k"]
 ) -> tuple[list[tuple[Use, int]], Int[np.ndarray, " k"]]:
-    """The fewest rows that the ways of several packings allow, without the fractions of rows, and
-    the samples which that leaves."""
-    from scipy.optimize import linprog  # a sixth of the start of commands that pack nothing
+    """The fewest rows that the ways of several packings allow, without fractions of rows, and the
+    samples that are left over."""
+    from scipy.optimize import linprog  # a sixth of the start-up of commands that pack nothing
     from scipy.sparse import csc_array
 
     ways = list({tuple(sorted(use.items())): use for uses in tried for use, _ in uses}.values())
@@ -199,9 +200,9 @@ class _Kinds:
             self.places -= copies * rows * self.size[kind]
 
     def fullest_row(self, shortest_first: bool) -> Use:
-        """A row as full as can be. It begins with the longest text, which is hardest to place,
-        then takes the most numerous kinds, so that what is left stays mixed; the last four samples
-        are chosen to fill it exactly, the most numerous or the shortest first."""
+        """A row as full as possible. It begins with the longest text, which is hardest to place,
+        then takes the most numerous kinds, so that the remaining samples stay mixed. The last four
+        samples are chosen to fill it exactly, the most numerous or the shortest first."""
         plenty = self.plenty = [kind for kind in self.plenty if self.left[kind]]
         plenty.sort(key=self.left.__getitem__, reverse=True)
         expected = min(self.layout.samples, self.layout.prefix * self.samples / self.places)
@@ -224,7 +225,7 @@ class _Kinds:
         return begun.use
 
     def _reach(self, kinds: Sequence[int]) -> list[dict[int, int]]:
-        """Per number of samples and of images, the text sums they can have, as bits."""
+        """Text sums that are possible for each number of samples and of images, as bits."""
         classes: dict[int, set[int]] = {}
         for kind in kinds:
             classes.setdefault(self.images[kind], set()).add(self.text[kind])
@@ -262,8 +263,8 @@ class _Kinds:
     def _samples_that_sum(
         self, order: Sequence[int], begun: Use, samples: int, images: int, text: int
     ) -> Use | None:
-        """`begun` and so many samples of that sum, kinds first that are first in `order`; None if
-        they are used up."""
+        """`begun` plus `samples` samples with these sums, with kinds that come first in `order`
+        preferred; None if they are used up."""
         kind_images, kind_text, use = self.images, self.text, dict(begun)
         for remaining in range(samples - 1, -1, -1):
             sums, chosen = self.reachable[remaining], None

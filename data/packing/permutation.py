@@ -1,5 +1,5 @@
-"""Random orders of any number of things in no memory: a keyed bijection on 0..n-1, computed where
-asked.
+"""Random orders of any number of items without storing them: a keyed bijection on 0..n-1, computed
+on demand.
 
 A Feistel network over a grid just larger than n, walked until it lands below n, after Black and
 Rogaway (CT-RSA 2002). Integer arithmetic only, so every machine and numpy version gives the same
@@ -47,8 +47,8 @@ def permute(
     size: int | Int64[np.ndarray, " n"],
     key: int | UInt64[np.ndarray, " n"],
 ) -> Int64[np.ndarray, " n"]:
-    """Image of `index` (each in 0..size-1) under the key's permutation of 0..size-1; each of them
-    may have a size and a key of its own. Sizes up to 2⁶²."""
+    """Image of `index` (each in 0..size-1) under the key's permutation of 0..size-1; each index may
+    have its own size and key. Sizes up to 2⁶²."""
     sizes = np.broadcast_to(np.asarray(size, np.uint64), index.shape)
     keys = np.broadcast_to(np.asarray(key, np.uint64), index.shape)
     columns = np.ceil(np.sqrt(sizes)).astype(np.uint64)
@@ -67,8 +67,8 @@ def shuffled(size: int, key: int) -> Int64[np.ndarray, " n"]:
 
 
 def grouped(group: Int64[np.ndarray, " n"], key: int) -> Int64[np.ndarray, " n"]:
-    """The order of 0..n-1 in which `group` (not negative) ascends, and the key's within a
-    group."""
+    """The order of 0..n-1 in which `group` (not negative) ascends; within a group, the key's
+    order."""
     bits, high = len(group).bit_length(), 64 - int(group.max()).bit_length()
     place = np.arange(len(group), dtype=np.uint64)
     chance = scramble(place, key) << np.uint64(64 - high + bits) >> np.uint64(64 - high)

@@ -1,9 +1,9 @@
 """The packing plan: which samples make up every row of every step, computed from lengths alone.
 
-A pure function of (datasets' metadata, weights, seed, step): no frame is decoded, no state is kept,
-so any host or worker computes the rows it needs and a run resumes at any step at once. Rows are
-those of windows, one after the other, or of several mixtures' windows while weights change. A
-step's rows stand in an order in which the ranks that share them have equally much to do.
+A pure function of (datasets' metadata, weights, seed, step): no frame is decoded and no state is
+kept, so any host or worker computes the rows it needs, and a run resumes at any step immediately.
+Rows come from windows, one after the other, or from several mixtures' windows while weights change.
+A step's rows are ordered so that the ranks that share them have equally much work.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ _WINDOWS = 4096, 32768
 
 
 class Draw(NamedTuple):
-    """A sample that the plan chose: frame `frame` of an episode, in that wording of its task; the
+    """A sample that the plan chose: frame `frame` of an episode, with one wording of its task; the
     `id`-th draw."""
 
     source: int
@@ -45,7 +45,7 @@ class Draw(NamedTuple):
 
 
 class Fill(NamedTuple):
-    """Used part of the places of some rows; `samples` is their mean number in a row."""
+    """Used part of the budgets of some rows; `samples` is the mean number of samples in a row."""
 
     prefix: float
     images: float
@@ -57,23 +57,23 @@ class Plan:
     """Rows of samples for every step of a run.
 
     Args:
-      sources: the mixture.
+      sources: the datasets of the mixture.
       layout: the budgets of a row.
       rows: rows of the global batch.
-      seed: of the order.
-      window: draws packed together; more fill rows better, fewer keep epochs apart. If None, as
-        many as there are samples, but 4,096 to 32,768.
-      ranks: parts, of equally many rows, that share a batch and whose attention is to cost alike;
-        they decide the order of a step's rows, not which these are.
+      seed: decides the order.
+      window: draws packed together. More draws fill rows better; fewer keep epochs apart. If None,
+        the number of samples, limited to 4,096 to 32,768.
+      ranks: number of parts, of equally many rows, that share a batch and should have the same
+        attention cost. It decides the order of a step's rows, but not which rows they are.
 
     Attributes:
       kinds: images and text tokens of every kind of sample.
-      rows_per_window: rows that each window of draws fills, of the mixture that comes first.
+      rows_per_window: rows that each window of draws fills, for the first mixture.
 
     Raises:
-      ValueError: a source has no samples or a weight that cannot be, all weigh nothing at a step,
-        a task has no wording, a sample does not fit into an empty row, or the rows do not divide
-        among the ranks.
+      ValueError: a source has no samples or an invalid weight, all weights are 0 at a step, a task
+        has no wording, a sample does not fit into an empty row, or the rows do not divide among the
+        ranks.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """Names everything the rows depend on but the step; a resumed run must find it
+        """Digest of everything that the rows depend on except the step; a resumed run must find it
         unchanged."""
         weights = self._mixtures[0].weights
         text = repr((self.layout, self.rows_per_step, self.seed, self.window, weights))
@@ -165,7 +165,8 @@ class Plan:
         return [draws[low:high] for low, high in zip(rows.offsets, rows.offsets[1:], strict=False)]
 
     def draws(self, step: int, start: int = 0, stop: int | None = None) -> PlannedRows:
-        """Rows start..stop of the global batch at `step` as arrays; those of later steps follow."""
+        """Rows start..stop of the global batch at `step` as arrays; past its end, later steps' rows
+        follow."""
         stop = self.rows_per_step if stop is None else stop
         parts = []
         while start < stop:
@@ -179,12 +180,12 @@ class Plan:
         return joined(parts)
 
     def intended(self, step: int) -> Float[np.ndarray, " s"]:
-        """Shares of the sources that their weights say at a step."""
+        """Shares of the sources according to their weights at a step."""
         weights = np.array([float(weight_at(s.weight, step)) for s in self.sources])
         return weights / weights.sum()
 
     def excess(self, step: int) -> float:
-        """The share by which attention costs the slowest of the ranks more than their mean."""
+        """Relative excess of the slowest rank's attention cost over the mean of all ranks."""
         return excess(self.costs(step), self.ranks)
 
     def costs(self, step: int) -> Int64[np.ndarray, " r"]:
@@ -208,7 +209,7 @@ class Plan:
         )
 
     def _as_packed(self, step: int) -> PlannedRows:
-        """The rows of a step as they follow each other in their windows."""
+        """The rows of a step in the order of their windows."""
         spans = zip(self._schedule.before(step), self._schedule.before(step + 1), strict=True)
         return joined(
             [
@@ -219,7 +220,7 @@ class Plan:
         )
 
     def _rows_of(self, number: int, low: int, high: int) -> list[PlannedRows]:
-        """Rows of a mixture, their draws numbered apart from those of the others."""
+        """Rows of a mixture, with draw numbers that differ from those of the other mixtures."""
         parts, mixtures = self._mixtures[number].rows(low, high), len(self._mixtures)
         return [part._replace(id=part.id * mixtures + number) for part in parts]
 
@@ -231,8 +232,8 @@ class Plan:
 def typical_costs(
     sources: Sequence[PlanSource], number: int = 2048
 ) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
-    """Images and text tokens of about `number` draws from a mixture, in no order, each kind of
-    sample as often as it is drawn (rounded up)."""
+    """Images and text tokens of about `number` draws from a mixture, in no particular order, with
+    each kind of sample as often as it is drawn (rounded up)."""
     span = 1 + max(int(source.text.max()) for source in sources)
     costs = [_codes(source, span) for source in sources]
     weights = mean_shares([source.weight for source in sources])
@@ -249,8 +250,8 @@ def typical_costs(
 def _codes(
     source: PlanSource, span: int
 ) -> tuple[Int64[np.ndarray, " n"], Float[np.ndarray, " n"]]:
-    """images · span + text of every run's samples in each wording of its task, and how many
-    they are, each as many as its weight."""
+    """images · span + text of every run's samples in each wording of its task, and the number of
+    samples, each counted as often as its weight."""
     text = source.text[source.runs.task]
     shown = text > 0
     code = source.images[:, None] * span + text

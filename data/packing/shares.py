@@ -1,5 +1,5 @@
-"""Shares of a mixture's sources in what some steps of a plan draw, beside those that their weights
-say."""
+"""Shares of a mixture's sources in the draws of some steps of a plan, beside the shares that their
+weights intend."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,8 +12,8 @@ _ALIKE = 0.0005
 
 
 class Share(NamedTuple):
-    """A source's part of the samples, of the prefix places that these take, and of the samples as
-    its weight says."""
+    """A source's part of the samples, of the prefix places that they take, and of the samples
+    according to its weight."""
 
     name: str
     samples: float
@@ -38,8 +38,8 @@ def shares(plan: Plan, steps: Sequence[int]) -> list[Share]:
 
 
 def share_facts(plan: Plan, step: int, every: int) -> dict[str, float]:
-    """Shares for a run's log: at each `every`-th step those of the steps since the last such, if
-    there are several sources."""
+    """Shares for a run's log: at each `every`-th step, those of the steps since the previous one.
+    Empty at other steps and for a single source."""
     if step % every or len(plan.sources) < 2:
         return {}
     return {
@@ -54,8 +54,8 @@ def share_facts(plan: Plan, step: int, every: int) -> dict[str, float]:
 
 
 def told_shares(plan: Plan, first: int, last: int) -> str:
-    """Line about the shares of the first so many steps, and about those intended at the last step
-    of a run where they are to be others."""
+    """Text line about the shares of the first `first` steps, and about those intended at a run's
+    last step where they differ."""
     found = zip(shares(plan, range(first)), plan.intended(last).tolist(), strict=True)
     parts = (
         f"{share.name} {share.samples:.1%} of the samples, {share.places:.1%} of the places "

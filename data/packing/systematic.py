@@ -1,9 +1,10 @@
-"""Systematic sampling of a line on which each sample takes as much room as its weight: the line is
-cut into equal strata, and an epoch takes one point of each, at the same place in all of them.
+"""Systematic sampling of a line on which each sample's length is its weight. The line is cut into
+equal strata, and an epoch takes one point of each stratum, at the same place in all of them.
 
-Over 2^k epochs in a row, from a multiple of 2^k on, these points are a grid, so that each sample is
-drawn as often as its weight says, rounded down or up; in between, from where the places come (the
-sequence of van der Corput, 1935), hardly less evenly. Integer arithmetic only, as in `permutation`.
+Over 2^k consecutive epochs, from a multiple of 2^k on, these points form a grid, so that each
+sample is drawn as often as its weight says, rounded down or up. In between, draws are hardly less
+even, because the places follow the sequence of van der Corput (1935). Integer arithmetic only, as
+in `permutation`.
 """
 
 import numpy as np
@@ -24,8 +25,8 @@ _SWAPS = (
 def whole_weights(
     weights: Float64[np.ndarray, " r"], samples: Int64[np.ndarray, " r"]
 ) -> Int64[np.ndarray, " r"]:
-    """Weights, each of so many `samples`, as whole numbers in the same proportions, to the last of
-    the bits that a sum below 2⁶⁰ has room for."""
+    """Weights, each of `samples` samples, as whole numbers in the same proportions, as exact as the
+    bits of a sum below 2⁶⁰ allow."""
     room = _BITS - int(samples.sum()).bit_length()
     exponent = int(np.frexp(weights.max())[1])
     scaled = np.rint(np.ldexp(weights, room - exponent)).astype(np.int64)
@@ -40,8 +41,8 @@ def points(
     mass: Int64[np.ndarray, " n"],
     key: UInt64[np.ndarray, " n"],
 ) -> Int64[np.ndarray, " n"]:
-    """Points that an epoch takes in these strata, `strata` of which make up a line of `mass`: with
-    a mass of 1 for each stratum, the stratum's own number."""
+    """Points that an epoch takes in these strata; `strata` of them make up a line of `mass`. If
+    each stratum has a mass of 1, the point is the stratum's own number."""
     place = _reversed(epoch.astype(np.uint64) & _LOW) ^ key >> _HALF
     masses = mass.astype(np.uint64)
     within = place * (masses >> _HALF) + (place * (masses & _LOW) >> _HALF)

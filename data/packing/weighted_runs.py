@@ -1,4 +1,4 @@
-"""Runs of frames with one weight each, cut from longer ones; frames of weight 0 are in none."""
+"""Runs of frames with one weight each, cut from longer ones; frames of weight 0 are left out."""
 
 import numpy as np
 from jaxtyping import Float64, Int64

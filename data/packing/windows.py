@@ -1,6 +1,6 @@
-"""Windows of draws from a mixture that stays the same: each source has its exact share of every
-window, and what a window costs is known beforehand, so its rows are packed once. Every window fills
-them with other samples, and all have equally many rows.
+"""Windows of draws from a constant mixture. Each source has its exact share of every window, and a
+window's costs are known in advance, so its rows are packed once. Every window fills these rows with
+other samples, and all windows have equally many rows.
 """
 
 from collections import OrderedDict
@@ -57,17 +57,17 @@ class Windows:
     """Rows of a mixture's windows, one window after the other.
 
     Args:
-      sources: those of the mixture, by their number among all sources.
-      weights: of each.
+      sources: the mixture's sources, by their number among all sources.
+      weights: the weight of each source.
       layout: the budgets of a row.
-      draws: of a window.
-      seed: of the order.
-      codes: of every kind of sample that there is, sorted: images · span + text.
+      draws: number of draws in a window.
+      seed: decides the order.
+      codes: codes of all kinds of sample, sorted: images · span + text.
 
     Attributes:
-      weights: as whole numbers.
+      weights: the weights as whole numbers.
       rows_per_window: rows that each window fills.
-      row_of_place: the row that has each place for a sample, in the order of places.
+      row_of_place: the row of each place for a sample, in the order of places.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Windows:
         return Fraction(self._draws, self.rows_per_window)
 
     def rows(self, low: int, high: int) -> list[PlannedRows]:
-        """Rows low..high, those of each window apart."""
+        """Rows low..high, split by window."""
         parts = []
         while low < high:
             number, begin = divmod(low, self.rows_per_window)
@@ -116,9 +116,9 @@ class Windows:
         self.__dict__ |= state | {"_lock": Lock()}
 
     def _pack_places(self, layout: Layout) -> None:
-        """Packs places for a window's samples into rows, the same for every window. Places are
-        sorted by images and, the longest first, by text, and so are samples when they take them:
-        the n-th longest sample fits into the n-th place."""
+        """Packs places for a window's samples into rows, in the same way for every window. Places
+        are sorted by images and then by text, longest first. Samples take them in the same order,
+        so the n-th longest sample fits into the n-th place."""
         costs = np.concatenate([np.stack([o.images, -o.text]) for o in self._orders], axis=1)
         (images, text), need = np.unique(costs, axis=1, return_inverse=True)
         room = np.concatenate([order.room for order in self._orders])
@@ -132,7 +132,7 @@ class Windows:
         self._class, self._first_place = of_class, (np.cumsum(places) - places)[of_class]
 
     def _window(self, number: int) -> PlannedRows:
-        """The rows of a window, made or kept."""
+        """The rows of a window, newly made or cached."""
         with self._lock:
             rows = self._kept.pop(number, None)
             self._kept[number] = rows = self._made(number) if rows is None else rows

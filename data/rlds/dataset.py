@@ -1,9 +1,9 @@
-"""Reads RLDS datasets (Open X-Embodiment, DROID, BridgeData) as TFDS keeps them on disk, without
+"""Reads RLDS datasets (Open X-Embodiment, DROID, BridgeData) as TFDS stores them on disk, without
 TensorFlow.
 
 A dataset is a data.dataset.Dataset: columns are named by their keys within a step, joined by dots,
-and LeRobot's bookkeeping columns are made up. A record holds a whole episode with its pictures; all
-that is read of it is checked against its checksum.
+and LeRobot's bookkeeping columns are generated. A record holds a whole episode with its images; all
+data read from it is checked against its checksum.
 """
 
 import hashlib
@@ -44,11 +44,11 @@ def open_rlds(
     """Opens the RLDS dataset in `path`, the folder with features.json or the one above it.
 
     Args:
-      path: on disk, or a URL as `data.files.folder.open_folder` takes; files of a URL are fetched
-        first.
-      fps: steps a second, which RLDS does not know; 10 with a warning, if None.
-      cache_dir: where is kept what the first opening finds out about the episodes;
-        ~/.cache/chiliad/rlds, if None.
+      path: on disk, or a URL that `data.files.folder.open_folder` accepts; files of a URL are
+        fetched first.
+      fps: steps per second, which RLDS does not record; 10 with a warning if None.
+      cache_dir: folder for the index of episodes that the first opening makes;
+        ~/.cache/chiliad/rlds if None.
 
     Raises:
       MissingFileError: there is no dataset, or a file of it is missing.
@@ -64,8 +64,9 @@ def open_rlds(
 class RldsDataset:
     """One split of an RLDS dataset on disk, with episodes in the order of its shards.
 
-    `cameras` are its pictures and `features` all its columns, as LeRobot's info.json has them. The
-    episode read last is kept. Pickles, and serves several threads.
+    `cameras` names its image features, and `features` describes all its columns and cameras as
+    LeRobot's info.json does. The episode read last is kept. It can be pickled, and used from
+    several threads.
     """
 
     def __init__(self, path: str | Path, fps: float, split: str, cache_dir: Path) -> None:
@@ -112,7 +113,7 @@ class RldsDataset:
 
     @property
     def robot_type(self) -> str | None:
-        """None, as RLDS does not know it."""
+        """None, because RLDS does not record it."""
         return None
 
     @property
@@ -137,19 +138,19 @@ class RldsDataset:
 
     @property
     def prompts(self) -> tuple[tuple[str, ...], ...]:
-        """Wordings of each task; a step's are its `language_instruction`s that are not empty, and
-        ("",) where all of them are."""
+        """Wordings of each task. A step's wordings are its `language_instruction`s that are not
+        empty, or ("",) if all of them are empty."""
         return self._index.prompts
 
     @property
     def present(self) -> Bool[np.ndarray, "e c"]:
-        """True where an episode has a camera of `cameras`: all, but where `has_CAMERA` of the
-        episode's metadata (BridgeData's way) is false."""
+        """True where an episode has a camera of `cameras`: everywhere, except where `has_CAMERA` in
+        the episode's metadata (as in BridgeData) is false."""
         return self._index.present
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over the metadata, steps a second and every record's checksum, hexadecimal."""
+        """Hexadecimal SHA-256 over the metadata, steps per second and every record's checksum."""
         content = hashlib.sha256(b"%r\n" % self.fps + self._description)
         content.update(self._index.span[:, 1:].tobytes())
         return content.hexdigest()
@@ -165,7 +166,7 @@ class RldsDataset:
         return np.concatenate([block[name] for block in self.stream([name], episodes)])
 
     def columns(self, i: int) -> dict[str, np.ndarray]:
-        """Episode i's columns, each [T, *shape] (bookkeeping: [T]); no pictures."""
+        """Episode i's columns, each [T, *shape] (bookkeeping: [T]); no images."""
         return {name: self._column(i, name) for name in self.column_names}
 
     def stream(
@@ -176,7 +177,7 @@ class RldsDataset:
             yield {name: self._column(i, name) for name in names}
 
     def file(self, i: int) -> Path | str:
-        """The dataset's folder: which record holds an episode is no help to find what is wrong."""
+        """The dataset's folder; the record of an episode would not help to find what is wrong."""
         return self.root
 
     def task(self, i: int) -> str:
@@ -188,7 +189,7 @@ class RldsDataset:
         """Episode i as seen by `camera`.
 
         Raises:
-          DatasetError: a picture is missing or cannot be decoded; names file and record.
+          DatasetError: an image is missing or cannot be decoded; names file and record.
         """
         if camera not in self._pictures:
             raise ValueError(f"{self.root}: no camera '{camera}'; there are {list(self.cameras)}.")

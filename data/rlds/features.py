@@ -1,7 +1,7 @@
 """Features of an RLDS dataset's step, from TFDS's features.json, and its values as numpy arrays.
 
-TFDS flattens nested features into one key of an Example and keeps every step of an episode in it,
-end to end. Kinds of feature that are neither numbers, pictures nor text are left out (source:
+TFDS flattens each nested feature into one key of an Example and stores all steps of an episode
+under it, end to end. Features that are neither numbers, images nor text are left out (source:
 tensorflow/datasets, core/features and core/example_serializer.py).
 """
 
@@ -23,9 +23,10 @@ STEPS = "steps/"
 
 @dataclass(frozen=True)
 class Leaf:
-    """One feature: its key in the Example and, of numbers and pictures, how one of them looks.
+    """One feature: its key in the Example and, for numbers and images, the type and shape of one
+    value.
 
-    A `shape` may hold None. `encoding` is that of a tensor: "none", "bytes" or "zlib".
+    A `shape` may contain None. `encoding` is that of a tensor: "none", "bytes" or "zlib".
     """
 
     key: str
@@ -41,19 +42,19 @@ class Leaf:
 
     @property
     def size(self) -> int:
-        """Numbers a step."""
+        """Numbers per step."""
         return math.prod(n for n in self.shape if n is not None)
 
     @property
     def is_camera(self) -> bool:
-        """True for a picture for people's eyes (a depth map is not), encoded or as pixels."""
+        """True for an ordinary image (a depth map is not), encoded or as pixels."""
         if self.dtype != "uint8" or len(self.shape) != 3:
             return False
         return self.kind == "image" or self.shape[2] == 3
 
     @property
     def is_column(self) -> bool:
-        """True if it has as many numbers, or one text, at every step."""
+        """True if it has the same number of values, or one text, at every step."""
         return self.kind == "text" or (
             self.kind == "tensor" and not self.is_camera and None not in self.shape
         )
@@ -61,10 +62,10 @@ class Leaf:
 
 def read_leaves(features: Any) -> list[Leaf]:
     """All features of features.json that can be read, those of the steps under `STEPS`. Their names
-    become names of files, for which "/" between the parts is a dot.
+    become file names, so the "/" between the parts becomes a dot.
 
     Raises:
-      ValueError: the JSON is not of TFDS's form, or a name could be a path; says where.
+      ValueError: the JSON does not have TFDS's form, or a name could be a path; says where.
     """
     found = list(_leaves(features, ""))
     if not any(leaf.key.startswith(STEPS) for leaf in found):
@@ -81,7 +82,8 @@ def decode_column(leaf: Leaf, values: Any, steps: int) -> np.ndarray:
     """The values of a column's feature as [steps, *shape], a scalar's as [steps, 1].
 
     Raises:
-      ValueError: there are more or fewer than the declared shape asks for, or of another kind.
+      ValueError: there are more or fewer values than the declared shape needs, or they are of
+        another kind.
     """
     shape = tuple(n for n in leaf.shape if n is not None) or (1,)
     if leaf.kind == "text" or leaf.encoding != "none":
@@ -98,10 +100,10 @@ def decode_column(leaf: Leaf, values: Any, steps: int) -> np.ndarray:
 
 
 def decode_pictures(leaf: Leaf, values: Any, steps: int) -> UInt8[np.ndarray, "t h w 3"]:
-    """The pictures of a camera's feature.
+    """The images of a camera's feature.
 
     Raises:
-      ValueError: there are more or fewer than steps, or one cannot be decoded.
+      ValueError: there are more or fewer images than steps, or one cannot be decoded.
     """
     if leaf.kind == "tensor":
         return decode_column(leaf, values, steps)
@@ -111,7 +113,7 @@ def decode_pictures(leaf: Leaf, values: Any, steps: int) -> UInt8[np.ndarray, "t
 
 
 def _unpacked(packed: bytes, size: int) -> bytes:
-    """Unpack what zlib packed, and no more of it than there should be."""
+    """Unpack data that zlib packed, to little more than the expected `size`."""
     try:
         return zlib.decompressobj().decompress(packed, size + 1)
     except zlib.error as error:

@@ -1,7 +1,7 @@
-"""Index of an RLDS dataset's episodes: where they lie, their lengths and their prompts.
+"""Index of an RLDS dataset's episodes: their locations, lengths and prompts.
 
-TFDS's metadata counts records only, so one pass over the shards finds the rest; it hops over the
-pictures, and what it finds is kept on disk under the name of what was looked at.
+TFDS's metadata only counts records, so one pass over the shards finds the rest. The pass skips the
+images, and the result is kept on disk, by a digest of the files that were scanned.
 """
 
 import hashlib
@@ -36,7 +36,8 @@ _log = logging.getLogger(__name__)
 
 
 class Index(NamedTuple):
-    """Per episode its shard, its number and place in it, its steps, its cameras, its runs."""
+    """For each episode: its shard, its number and place in the shard, its steps, cameras and
+    runs."""
 
     shard: Int64[np.ndarray, " e"]
     number: Int64[np.ndarray, " e"]
@@ -55,11 +56,11 @@ def find_index(
     leaves: Sequence[Leaf],
     cache_dir: Path,
 ) -> Index:
-    """The index of a dataset's shards, made if `cache_dir` has none for just these files.
+    """The index of a dataset's shards, made if `cache_dir` has none for exactly these files.
 
     Args:
-      description: what else the index follows from, the bytes of the metadata.
-      records: how many there are in each shard.
+      description: bytes of the metadata, from which the index also follows.
+      records: number of records in each shard.
 
     Raises:
       MissingFileError: a shard is missing.

@@ -1,4 +1,5 @@
-"""TFRecord files without TensorFlow: where their records lie, and a record with its checksum held.
+"""TFRecord files without TensorFlow: locations of their records, and records checked against their
+checksums.
 
 A record is its length (uint64), a masked CRC-32C of that, the bytes and a masked CRC-32C of those,
 all little-endian (tensorflow/core/lib/io/record_writer.h).
@@ -65,7 +66,7 @@ def read_record(path: Path, number: int, span: RecordSpan) -> bytes:
 
 
 def masked_crc(data: bytes) -> int:
-    """CRC-32C, rotated and shifted so that data that holds checksums of its own is safe."""
+    """CRC-32C, rotated and offset so that it is safe for data that contains checksums itself."""
     crc = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 

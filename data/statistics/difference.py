@@ -1,9 +1,9 @@
-"""Two recordings compared: rate, cameras, names, ranges, prompts and pictures, and sentences on
-what a policy trained on the first would trip over in the second.
+"""Comparison of two recordings: rate, cameras, names, ranges, prompts and images, and sentences
+about differences that would be a problem for a policy trained on the first.
 
-Numbers are exact over all frames; pictures are those of a few episodes. Swapped channels and
-upside-down pictures are told by trying: the mean picture of the second recording is compared with
-the first's after each mistake that is commonly made.
+Numbers are exact over all frames; images come from a few episodes. Swapped channels and upside-down
+images are found by trial: each common mistake is undone in the second recording's mean image, and
+the result is compared with the first's.
 """
 
 from collections import Counter
@@ -22,13 +22,14 @@ from data.frames import ACTION, STATE
 from data.statistics.stats import compute, numeric_columns
 
 DELTA_T = "delta_t"
-"""Column of seconds since the observation before, which recordings of a server have."""
+"""Column with the seconds since the previous observation, in recordings of a server."""
 
 _LOOKS, _FRAMES, _THUMB = 6, 8, 16
 _SHARE, _BEYOND = 0.01, 1.0
 _ALIKE, _DARK, _LIKE = 0.04, 0.12, 0.5
-"""Root mean square distance of mean pictures that need no explanation, in parts of white; of mean
-brightness; and of a mistake undone, in parts of that before."""
+"""Limits: the root mean square distance of mean images that needs no explanation, as a part of
+white; the same for mean brightness; and the distance after undoing a mistake, as a part of the
+distance before."""
 _UNITS = {57.29578: "degrees and radians", 1000.0: "metres and millimetres"}
 _WITHIN = 0.05
 
@@ -43,7 +44,7 @@ MISTAKES: Mapping[str, Callable[[Picture], Picture]] = {
         ::-1, ::-1, ::-1
     ],
 }
-"""Common mistakes with pictures; each undoes itself."""
+"""Common mistakes with images; each undoes itself."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class DimDifference:
 
 @dataclass(frozen=True)
 class CameraLooks:
-    """Pictures of a camera: [height, width], and mean and standard deviation of red, green and
+    """Images of a camera: [height, width], and mean and standard deviation of red, green and
     blue, of 0 to 1."""
 
     size: tuple[int, int]
@@ -72,8 +73,9 @@ class CameraLooks:
 
 @dataclass(frozen=True)
 class RecordingFacts:
-    """Facts of one recording; `delta_t` has the median and the greatest time between frames, in
-    seconds, where it is recorded. Prompts with their episodes, columns with their dims' names."""
+    """Facts about one recording. `delta_t` is the median and the greatest time between frames, in
+    seconds, if recorded. `prompts` gives the number of episodes of each, `columns` the names of
+    their dims."""
 
     path: str
     robot: str | None
@@ -88,7 +90,7 @@ class RecordingFacts:
 
 @dataclass(frozen=True)
 class RecordingDifference:
-    """Two recordings beside each other, and sentences on what differs and matters."""
+    """Two recordings beside each other, and sentences about the differences that matter."""
 
     first: RecordingFacts
     second: RecordingFacts
@@ -96,7 +98,7 @@ class RecordingDifference:
     findings: tuple[str, ...] = field(default=())
 
     def to_json(self) -> dict[str, Any]:
-        """All of it."""
+        """The whole comparison as JSON values."""
         return asdict(self)
 
 
@@ -105,7 +107,7 @@ def difference(first: Dataset, second: Dataset, report: Report) -> RecordingDiff
 
     Raises:
       ValueError: one has no frames.
-      DatasetError: a column or picture cannot be read.
+      DatasetError: a column or image cannot be read.
     """
     sets = (first, second)
     shared = [
@@ -138,7 +140,7 @@ def difference(first: Dataset, second: Dataset, report: Report) -> RecordingDiff
 
 @dataclass(frozen=True, eq=False)
 class _Seen:
-    """A camera's pictures: facts and their mean, small."""
+    """Facts about a camera's images, and a small version of their mean."""
 
     told: CameraLooks
     mean: Float64[np.ndarray, "h w 3"]
@@ -218,7 +220,7 @@ def _compared(
 
 
 def _looks(dataset: Dataset, report: Report) -> dict[str, _Seen]:
-    """Cameras by name, from a few pictures of a few episodes."""
+    """Cameras by name, from a few images of a few episodes."""
     found = {}
     for c, camera in enumerate(dataset.cameras):
         there = np.flatnonzero(dataset.present[:, c] & (dataset.lengths > 0))

@@ -1,10 +1,10 @@
-"""Facts of each episode by which the odd ones among thousands are found: how long it stands still,
-how roughly it moves, how far its values lie from those of the others.
+"""Facts about each episode, to find the unusual ones among thousands: how long it stands still, how
+roughly it moves, how far its values are from those of the others.
 
-Two numbers need a word. Jerk, the third derivative, is the usual measure of unsmooth movement
-(Flash and Hogan 1985, doi.org/10.1523/JNEUROSCI.05-07-01688.1985); here in ranges of a dimension
-per second cubed. An episode's number is unlike the others' beyond Tukey's outer fences, three
-interquartile ranges off the quartiles (Exploratory Data Analysis, 1977).
+Two numbers need an explanation. Jerk, the third derivative, is the usual measure of unsmooth
+movement (Flash and Hogan 1985, doi.org/10.1523/JNEUROSCI.05-07-01688.1985); here it is in ranges of
+a dimension per second cubed. An episode's number is unlike the others' if it is beyond Tukey's
+outer fences, three interquartile ranges from the quartiles (Exploratory Data Analysis, 1977).
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,9 +30,10 @@ _FENCE = 3.0
 class EpisodeFacts(NamedTuple):
     """Numbers of each episode, and statistics of the columns that they come from.
 
-    Frames that are `still` or `doubled` (data/statistics/idle.py), `outside`: in which a dimension
-    lies more than half of its usual range beyond that range, and `broken`: not finite. `jerk` is
-    the root mean square of the median dimension; NaN where there are fewer than four frames.
+    `still`, `doubled`, `outside` and `broken` count frames: for `still` and `doubled` see
+    data/statistics/idle.py; in `outside` frames a dimension lies more than half of its usual range
+    beyond that range; `broken` frames are not finite. `jerk` is the root mean square of the median
+    dimension; NaN where there are fewer than four frames.
     """
 
     still: Int64[np.ndarray, " e"]
@@ -46,8 +47,8 @@ class EpisodeFacts(NamedTuple):
 def episode_facts(
     dataset: Dataset, limits: IdleLimits, columns: Sequence[str], progress: Report
 ) -> EpisodeFacts:
-    """Facts by state and action, or the columns named. Episodes with values that are not finite
-    count in no statistics.
+    """Facts from state and action, or from the named columns. Episodes with values that are not
+    finite are left out of the statistics.
 
     Raises:
       ValueError: there is no such column of numbers, or no episode is finite.

@@ -1,5 +1,5 @@
-"""Histograms of a dataset's columns, dimension by dimension, over edges that two datasets can
-share, a block at a time."""
+"""Histograms of a dataset's columns, one for each dimension, over edges that two datasets can
+share; computed a block at a time."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,8 +17,8 @@ Edges = Float64[np.ndarray, "2 d"]
 
 
 def shared_edges(stats: Sequence[Stats]) -> Edges:
-    """Ends that take in the 1st to 99th percentile of a column in all datasets, and a tenth of that
-    on either side, as far as there are values."""
+    """Ends that include the 1st to 99th percentile of a column in all datasets, and a tenth of that
+    range on either side, as far as there are values."""
     low, high, least, most = (
         pick([np.ravel(one[kind]) for one in stats], axis=0)
         for kind, pick in (("q01", np.min), ("q99", np.max), ("min", np.min), ("max", np.max))
@@ -32,7 +32,7 @@ def histograms(
     dataset: Dataset, edges: Mapping[str, Edges]
 ) -> dict[str, Int64[np.ndarray, "d bins"]]:
     """Frames in each of 40 bins between the edges of every dimension of the columns; the first and
-    the last bin take in what lies beyond, and what is not finite is in none."""
+    the last bin include values beyond the edges, and values that are not finite are in none."""
     counts = {name: np.zeros((ends.shape[1], BINS), np.int64) for name, ends in edges.items()}
     for block in dataset.stream(list(edges)) if edges else ():
         for name, (low, high) in edges.items():

@@ -1,9 +1,9 @@
 """Stretches of episodes in which the robot stands still, and frames that were recorded twice.
 
-A robot that waits teaches a policy to wait. A frame is still where it lies in a window of time in
+A robot that waits teaches a policy to wait. A frame is still if it lies in a window of time in
 which no dimension of state and action leaves a narrow band, so that a noisy sensor does not count
-as movement and slow work at a high rate does not count as rest. It is doubled where its values are
-those of the frame before, bit for bit, in the midst of movement.
+as movement and slow work at a high rate does not count as rest. A frame is doubled if its values
+equal those of the previous frame, bit for bit, during movement.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ _ENDS = ("q01", "q99", "min", "max")
 @dataclass(frozen=True)
 class IdleLimits:
     """Share of each dimension's range (from the 1st to the 99th percentile) that it stays within,
-    and for how many seconds at least.
+    and the least number of seconds for which it does.
 
     Raises:
       ValueError: a number is out of range.
@@ -43,8 +43,8 @@ class IdleLimits:
 
 
 class IdleFrames(NamedTuple):
-    """Frames of an episode: `moved` is the share of the widest dimension's range that is passed
-    through around each of them, in the quietest window of time that it lies in."""
+    """Frames of an episode. `moved` is, for each frame, the movement in the quietest window of time
+    that contains it: the largest share of its range that a dimension passes through."""
 
     moved: Float64[np.ndarray, " t"]
     still: Bool[np.ndarray, " t"]
@@ -52,7 +52,7 @@ class IdleFrames(NamedTuple):
 
     @property
     def kept(self) -> list[list[int]]:
-        """Ranges [first, stop) of the other frames."""
+        """Ranges [first, stop) of the frames that are neither still nor doubled."""
         return ranges(~(self.still | self.doubled))
 
 
@@ -62,7 +62,7 @@ def find_idle(
     columns: Sequence[str] = (),
     progress: Report | None = None,
 ) -> Iterator[IdleFrames]:
-    """Idle frames of each episode, by state and action or the columns named.
+    """Idle frames of each episode, by state and action or by the named columns.
 
     Raises:
       ValueError: there is no such column of numbers, or none at all.
@@ -79,7 +79,7 @@ def find_idle(
 
 
 def movement_columns(dataset: Dataset, columns: Sequence[str] = ()) -> list[str]:
-    """The columns named, or state and action.
+    """The named columns, or state and action.
 
     Raises:
       ValueError: there is no such column of numbers, or none at all.
@@ -108,8 +108,8 @@ def by_episode(dataset: Dataset, names: Sequence[str]) -> Iterator[Float64[np.nd
 
 
 def usual_extent(stats: Mapping[str, Stats], names: Sequence[str]) -> Float64[np.ndarray, " d"]:
-    """Range of each dimension from the 1st to the 99th percentile; of one that rarely changes, such
-    as a gripper, from end to end."""
+    """Range of each dimension from the 1st to the 99th percentile; for one that rarely changes,
+    such as a gripper, from end to end."""
     kinds = (np.concatenate([np.ravel(stats[n][q]) for n in names]) for q in _ENDS)
     q01, q99, low, high = kinds
     return np.where(q99 > q01, q99 - q01, high - low).astype(np.float64)
@@ -141,8 +141,8 @@ def idle_frames(
 def to_json(
     dataset: Dataset, limits: IdleLimits, found: Sequence[IdleFrames], columns: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Frames that are left when the idle ones are gone, as a mixture's `frames` reads them; whole
-    episodes are not listed."""
+    """Frames that are left without the idle ones, in the form that a mixture's `frames` reads;
+    whole episodes are not listed."""
     return {
         "dataset": dataset.name,
         "episodes": len(found),
@@ -158,7 +158,7 @@ def to_json(
 
 
 def digest_of_lengths(lengths: Int64[np.ndarray, " e"]) -> str:
-    """A name for the lengths of all episodes in their order, which an edit changes."""
+    """Digest of the lengths of all episodes in their order, which an edit changes."""
     return hashlib.sha256(np.asarray(lengths, "<i8").tobytes()).hexdigest()[:16]
 
 

@@ -1,8 +1,8 @@
-"""Statistics of pictures by counting: 256 counts a channel give mean, spread and quantiles of what
-was counted exactly.
+"""Statistics of images by counting: 256 counts per channel give the exact mean, spread and
+quantiles of the counted pixels.
 
-Long episodes and large pictures are thinned out as LeRobot does. Counts of episodes add up, each
-weighed by the frames that it stands for, so the statistics of a dataset are estimates of those of
+Long episodes and large images are subsampled as in LeRobot. Counts of episodes add up, each
+weighted by the frames that it stands for, so the statistics of a dataset are estimates of those of
 all its frames and not an average of averages.
 """
 
@@ -19,7 +19,8 @@ _LARGE, _TARGET = 300, 150
 
 
 class Histogram:
-    """Counts of each of the 256 values in each channel: `counts` [3, 256], int64 unless weighed."""
+    """Counts of each of the 256 values in each channel: `counts` [3, 256], int64 unless
+    weighted."""
 
     def __init__(
         self, counts: Int64[np.ndarray, "3 256"] | Float64[np.ndarray, "3 256"] | None = None
@@ -28,7 +29,7 @@ class Histogram:
 
     @classmethod
     def of(cls, frames: UInt8[np.ndarray, "t h w 3"]) -> "Histogram":
-        """Counts of some frames: at least 100 of them evenly spread, fewer pixels if they are
+        """Counts of some frames: at least 100 of them, evenly spaced, with fewer pixels if they are
         large."""
         length, (height, width) = len(frames), frames.shape[1:3]
         chosen = np.linspace(0, length - 1, _counted(length)).round().astype(int)
@@ -49,7 +50,7 @@ class Histogram:
 
     @classmethod
     def from_text(cls, text: str) -> "Histogram":
-        """Counts that `to_text` made text of."""
+        """Counts from the text that `to_text` made."""
         counts = np.frombuffer(zlib.decompress(base64.b64decode(text)), "<i8")
         return cls(counts.reshape(3, 256).astype(np.int64))
 
@@ -74,5 +75,5 @@ class Histogram:
 
 
 def _counted(length: int) -> int:
-    """Frames of an episode that are counted."""
+    """Number of an episode's frames that are counted."""
     return min(length, max(_MIN_FRAMES, int(length**0.75)))

@@ -1,8 +1,9 @@
 """Exact quantiles of any number of values in constant memory, by counting digits (radix selection).
 
 Numbers map to unsigned integers of the same order. A pass over the data counts 16 of their bits,
-which tells in which of 65,536 intervals each wanted value lies, and the next pass counts 16 bits
-more of what falls into those alone: float32 takes two passes, and no sketch or histogram's error.
+which tells in which of 65,536 intervals each wanted value lies, and the next pass counts 16 more
+bits of only the values in those intervals. float32 takes two passes, and there is no error from a
+sketch or histogram.
 """
 
 from collections.abc import Sequence
@@ -18,13 +19,13 @@ _BITS = 16
 
 
 class OrderStatistics:
-    """The k-th smallest values of every dimension: `add` all blocks, `narrow`, and so on until
-    `found`; then they are `values`.
+    """The k-th smallest values of every dimension. Call `add` for all blocks, then `narrow`, and
+    repeat until `found`; the results are then `values`.
 
     Args:
       low: the smallest value of each dimension.
       high: the largest.
-      ranks: which ones, counted from 0.
+      ranks: the ranks of these values, counted from 0.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class OrderStatistics:
         return _numbers(keys, self._dtype)
 
     def add(self, block: Shaped[np.ndarray, "d n"]) -> None:
-        """Counts a block of the values; between two `narrow` each must come once."""
+        """Counts a block of the values; each block must come once between two calls of `narrow`."""
         keys = (_keys(block) - self._base[:, None]) >> _BITS * (self._left - 1)
         for key, counters in zip(keys, self._counts, strict=True):
             digit = key.astype(np.uint16)
@@ -60,14 +61,14 @@ class OrderStatistics:
                 count += np.bincount(inside, minlength=len(count))
 
     def fresh(self) -> "OrderStatistics":
-        """The same with nothing counted yet, to count some of the blocks elsewhere."""
+        """A copy with nothing counted yet, to count some of the blocks elsewhere."""
         other = copy(self)
         other._counts = self._counters()
         return other
 
     @property
     def counted(self) -> Counted:
-        """Counts of this pass that are not 0, small to send."""
+        """Counts of this pass that are not 0, compact to send."""
         return [{p: _sparse(count) for p, count in counters.items()} for counters in self._counts]
 
     def take(self, counted: Counted) -> None:
@@ -77,7 +78,7 @@ class OrderStatistics:
                 counters[prefix][at] += count
 
     def narrow(self) -> None:
-        """Ends a pass: one more digit of each is known."""
+        """Ends a pass: one more digit of each value is known."""
         for prefixes, wanted, counters in zip(
             self._prefixes, self._ranks, self._counts, strict=True
         ):
@@ -90,7 +91,8 @@ class OrderStatistics:
         self._counts = self._counters()
 
     def _counters(self) -> list[dict[int, Int64[np.ndarray, " _digits"]]]:
-        """Per dimension, for every interval that holds a wanted value; none once all are found."""
+        """Counters per dimension, for every interval that holds a wanted value; none once all are
+        found."""
         zeros = 0 if self.found else 1 << _BITS
         return [{p: np.zeros(zeros, np.int64) for p in set(ps)} for ps in self._prefixes]
 

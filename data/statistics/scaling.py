@@ -1,7 +1,7 @@
-"""Scaling of a robot's numbers to the model's units, as exact statistics give it.
+"""Scaling of a robot's numbers to the model's units, from exact statistics.
 
-π0.5 takes the 1st to 99th percentile to -1 to 1, π0 subtracts the mean and divides by the standard
-deviation (openpi), GR00T takes the smallest and largest value to -1 and 1.
+π0.5 maps the 1st to 99th percentile to -1 to 1, π0 subtracts the mean and divides by the standard
+deviation (openpi), GR00T maps the smallest and largest value to -1 and 1.
 """
 
 from collections.abc import Mapping
@@ -23,10 +23,10 @@ def normalizer(
 ) -> Normalizer:
     """The scaling of a feature by its statistics, per dimension.
 
-    A dimension that hardly moves within what it would be divided by (a gripper that closes once in
-    a hundred frames) takes min to -1 and max to 1 instead, and one that never moves a scale of
-    1e-4; both are logged by `name` and dimension, since dividing by their range would make noise or
-    rare values enormous.
+    If a dimension hardly moves within the range it would be divided by (a gripper that closes once
+    in a hundred frames), its min maps to -1 and its max to 1 instead. A dimension that never moves
+    gets a scale of 1e-4. Both are logged by `name` and dimension, since dividing by their range
+    would make noise or rare values enormous.
     """
     for d, why in narrow(stats, scaling).items():
         _log.warning("%s[%d]: %s.", name, d, why)
@@ -36,8 +36,8 @@ def normalizer(
 
 
 def narrow(stats: Mapping[str, np.ndarray], scaling: Scaling = "quantile") -> dict[int, str]:
-    """Dimensions whose percentiles are too close together to divide by their distance, or whose
-    standard deviation is too small to, and how they are scaled instead."""
+    """Dimensions with percentiles too close together to divide by their distance, or with a
+    standard deviation too small to divide by, and how they are scaled instead."""
     _, scale, whole = _by(scaling, stats)
     kinds = ("q01", "q99", "min", "max", "std")
     q01, q99, least, most, std = (np.ravel(stats[kind]) for kind in kinds)

@@ -1,8 +1,8 @@
 """Exact statistics of a dataset's columns.
 
-Computed from the parquet over every frame of the chosen episodes, a block at a time, so a dataset
-of any size needs the same memory: the stats.json of datasets recorded by LeRobot up to 0.5 holds
-means of per-episode quantiles, which no longer are quantiles.
+They are computed from the parquet over every frame of the chosen episodes, a block at a time, so a
+dataset of any size needs the same memory. By contrast, the stats.json of datasets recorded by
+LeRobot up to 0.5 holds means of per-episode quantiles, which are no longer quantiles.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +23,8 @@ P = TypeVar("P")
 
 Block = Shaped[np.ndarray, "_n *shape"]
 Blocks = Callable[[Sequence[str], P], Iterable[Mapping[str, Block]]]
-"""Gives the named columns of a part of all rows, in blocks of any number of them; pickles."""
+"""Gives the named columns of a part of all rows, in blocks of any number of rows; can be
+pickled."""
 
 QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
 
@@ -38,14 +39,15 @@ def compute(
     names: Sequence[str] | None = None,
     progress: Report | None = None,
 ) -> dict[str, Stats]:
-    """Statistics of the named columns over all frames (of `episodes`, if given): a job
-    (data/files/job.py), whose units are ranges of a million frames.
+    """Statistics of the named columns over all frames (of `episodes`, if given). Runs as a job
+    (data/files/job.py) whose units are ranges of a million frames.
 
     Args:
       names: None for every numeric column that is finite; a warning names the others.
 
     Raises:
-      ValueError: a column is missing, of another type than declared or not finite; no frames.
+      ValueError: a column is missing, of another type than declared or not finite; or there are no
+        frames.
     """
     frames = int(dataset.lengths.sum())
     if frames == 0 or (episodes is not None and len(episodes) == 0):
@@ -56,8 +58,8 @@ def compute(
 def compute_together(
     datasets: Sequence[Dataset], progress: Report | None = None
 ) -> dict[str, Stats]:
-    """Statistics of all datasets' frames as one, of the numeric columns that are finite and that
-    all of them have in one shape."""
+    """Statistics of all datasets' frames together, for the numeric columns that are finite and that
+    all datasets have in the same shape."""
     shapes = [
         {name: tuple(dataset.features[name]["shape"]) for name in numeric_columns(dataset)}
         for dataset in datasets
@@ -75,12 +77,12 @@ def numeric_columns(dataset: Dataset) -> list[str]:
 def describe_blocks(blocks: Callable[[], Iterable[Block]], name: str = "values") -> Stats:
     """Statistics of blocks end to end, each of the result's shape [*shape], or [1] for scalars.
 
-    Memory does not depend on how many there are. Median and other quantiles are np.quantile's of
-    the values as float64, to the last bit.
+    Memory does not depend on the number of blocks. Median and other quantiles equal np.quantile's
+    of the values as float64, to the last bit.
 
     Args:
       blocks: gives the blocks again for each of several passes (three for float32).
-      name: what they are, for messages.
+      name: the values' name in messages.
 
     Raises:
       ValueError: there are none, their shapes differ, or values are not finite.
@@ -101,8 +103,8 @@ def describe_columns(
     """`describe_blocks` of several columns at once, as a job.
 
     Args:
-      blocks: is asked for the columns that still need a pass, part by part.
-      passing: gives what is called with rows done, for each pass by its number.
+      blocks: called for the columns that still need a pass, part by part.
+      passing: given a pass's number, returns the function to call with the rows done.
 
     Raises:
       ValueError: as `describe_blocks`; names the column.
@@ -147,7 +149,7 @@ class _Added(NamedTuple):
 
 
 class _Pending(NamedTuple):
-    """Knowledge of a column that a later pass needs."""
+    """Information about a column that a later pass needs."""
 
     dtype: np.dtype
     mean: Float64[np.ndarray, " d"] | None
@@ -162,7 +164,7 @@ class _Column:
         self.found = False
 
     def look(self, seen: _Seen) -> None:
-        """Counts, extremes and the mean."""
+        """Updates the count, extremes and mean."""
         self._only = None if self.count else seen.block
         if self.count == 0:
             self._shape, self._low, self._high = seen.shape, seen.low, seen.high
@@ -286,8 +288,8 @@ def _describe(
     passing: Callable[[int], Done],
     run: Callable[..., Iterator[Any]],
 ) -> dict[str, _Column]:
-    """Passes over the columns that still need one, until none does. What is summed up comes in the
-    order of parts and pieces, wherever they were looked at."""
+    """Makes passes over the columns that still need one, until none does. Sums are added in the
+    order of parts and pieces, wherever those were processed."""
     columns = {name: _Column(name) for name in names}
     number = 1
     if names:

@@ -1,1 +1,1 @@
-"""The frame store: converted from a dataset, and what is read as if it had been."""
+"""The frame store, converted from a dataset, and data that is read as if it had been converted."""

@@ -1,9 +1,9 @@
-"""A dataset into a frame store, as parts that any machine can make in any order.
+"""Conversion of a dataset into a frame store, as parts that any machine can make in any order.
 
 Each part, a shard of consecutive episodes or the tables, is a pure function of the dataset's
-content and the settings: the same bytes from any run, under a name that holds the digest of both.
-A part's manifest comes after its files and `store.json` after all parts, so what was finished
-before a crash is kept, and what was not is made again.
+content and the settings: the same bytes from any run, under a name that holds the digest of both. A
+part's manifest is written after its files and `store.json` after all parts, so parts finished
+before a crash are kept, and the others are made again.
 """
 
 import errno
@@ -41,13 +41,13 @@ from models.inputs.pictures import fit
 
 Encoding = Literal["jpeg", "raw"]
 StoredResize = Literal["antialiased", "stretched", "stretched-middle"]
-"""Ways to fit a picture that round to grey levels."""
+"""Ways to fit an image that round to grey levels."""
 Progress = Callable[[int, int], None]
 
 FORMAT = 3
 DESCRIPTION, FILES = "store.json", "files.json"
 DEFAULTS = {"resize": "antialiased", "every": 1}
-"""Settings that stores do not tell if they are these."""
+"""Settings that stores leave out if they have these values."""
 SUFFIX = {"jpeg": ".array_record", "raw": ".rgb"}
 
 _QUALITY, _SUBSAMPLING = 95, "420"
@@ -57,13 +57,13 @@ _BLOCK = 16
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of stored pictures: their side in pixels, their encoding, about how many frames of
-    each camera a shard covers (a quarter of a gigabyte as JPEG at 224 pixels), how pictures are
-    fitted to that side, one that rounds to grey levels, and frames of an episode from one stored
-    picture to the next, as a mixture's `every` draws them.
+    """Settings of stored images: their side in pixels; their encoding; about how many frames of
+    each camera a shard covers (a quarter of a gigabyte as JPEG at 224 pixels); how images are
+    fitted to that side, in a way that rounds to grey levels; and the frames of an episode from one
+    stored image to the next, as a mixture's `every` draws them.
 
     Raises:
-      ValueError: no picture has that side.
+      ValueError: no image has that side.
     """
 
     image_size: int
@@ -81,13 +81,14 @@ class Settings:
 
     @property
     def told(self) -> dict[str, Any]:
-        """The settings as stores say them; those of before there was a choice do not tell it."""
+        """The settings as stores give them, without those that equal `DEFAULTS`, as in stores made
+        before there was a choice."""
         return {k: v for k, v in asdict(self).items() if (k, v) not in DEFAULTS.items()}
 
 
 class WorkUnit(NamedTuple):
     """A unit of work: the shard of episodes `first` to `stop`, or the tables (`stop` is 0).
-    `pictures` says how much work it is."""
+    `pictures` measures how much work it is."""
 
     name: str
     first: int
@@ -96,13 +97,14 @@ class WorkUnit(NamedTuple):
 
     @property
     def manifest(self) -> str:
-        """The file that says the part is finished, with size and SHA-256 of each of its files."""
+        """The file that marks the part as finished, with the size and SHA-256 of each of its
+        files."""
         return f"parts/{self.name}.json"
 
 
 @dataclass(frozen=True)
 class PartMaking:
-    """A conversion as a job, whose units are parts and whose measure is pictures."""
+    """A conversion as a job, with parts as its units and images as the measure of work."""
 
     dataset: Dataset
     settings: Settings
@@ -113,8 +115,8 @@ class PartMaking:
 
 
 def content_key(dataset: Dataset, settings: Settings) -> str:
-    """Names a store by its content: 16 hexadecimal digits of a SHA-256 over the dataset's digest
-    and all that decides the bytes made of it."""
+    """Identifies a store by its content: 16 hexadecimal digits of a SHA-256 over the dataset's
+    digest and everything that decides the bytes made from it."""
     content = [FORMAT, _QUALITY, _SUBSAMPLING, dataset.digest, *settings.told.values()]
     if getattr(dataset, "has_subtasks", False):  # stores made before they were read lack them
         content.append("subtasks")
@@ -122,7 +124,7 @@ def content_key(dataset: Dataset, settings: Settings) -> str:
 
 
 def pictures_of(lengths: Int64[np.ndarray, " e"], every: int) -> Int64[np.ndarray, " e"]:
-    """Stored pictures of a camera in episodes of these lengths."""
+    """Number of stored images of a camera in episodes of these lengths."""
     return -(-lengths // every)
 
 
@@ -147,17 +149,17 @@ def convert(
     settings: Settings,
     progress: Progress | None = None,
 ) -> None:
-    """Makes the parts of a store that `folder` does not have yet, then describes it: a job
-    (data/files/job.py), in threads if nothing else is said.
+    """Makes the parts of a store that `folder` does not have yet, then writes its description. Runs
+    as a job (data/files/job.py), in threads by default.
 
-    Every thread has a dataset of its own and about four cores, as decoding, which lets go of
-    Python's lock, takes a quarter of the work, and holds at most two decoded episodes of a camera.
+    Every thread has its own dataset and about four cores, because decoding, which releases Python's
+    lock, takes a quarter of the work. A thread holds at most two decoded episodes of a camera.
 
     Args:
-      progress: called with frames done and frames in all.
+      progress: called with the frames done and the frames in total.
 
     Raises:
-      ValueError: the folder holds something else, or the dataset no camera or column.
+      ValueError: the folder holds something else, or the dataset has no camera or column.
       DatasetError: a frame cannot be decoded; names the file. Finished parts stay.
     """
     if not dataset.cameras or not tables.numeric_columns(dataset):
@@ -182,7 +184,7 @@ def convert(
 
         report(0)
         todo = [part for part in parts if part.manifest not in finished]
-        if isinstance(folder, LocalFolder):  # other processes may stand elsewhere
+        if isinstance(folder, LocalFolder):  # others may have another working directory
             folder = LocalFolder(folder.root.absolute())
         here = in_threads(max(1, (os.cpu_count() or 1) // 4))
         for _ in run_job(PartMaking(dataset, settings, folder), todo, report, here):
@@ -197,11 +199,10 @@ def make_part(
     folder: Folder,
     done: Done | None = None,
 ) -> None:
-    """Makes one part in a scratch folder, moves its files to their place and writes its
-    manifest.
+    """Makes one part in a scratch folder, moves its files into place and writes its manifest.
 
     Args:
-      done: called after each episode of a camera with the pictures made.
+      done: called after each episode of a camera with the number of images made.
 
     Raises:
       DatasetError: a frame or column cannot be read; names the file.
@@ -219,18 +220,19 @@ def make_part(
 
 
 def checksum(description: Mapping[str, Any]) -> str:
-    """SHA-256 over what `store.json` says but for its "sum", which is this, hexadecimal."""
+    """Hexadecimal SHA-256 over the content of `store.json` except its "sum", which is this
+    value."""
     told = {name: value for name, value in description.items() if name != "sum"}
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
 def shard_file(key: str, shard: int, camera: str, encoding: Encoding) -> str:
-    """Name of a store's file for a camera's pictures of a shard."""
+    """Name of a store's file for a camera's images of a shard."""
     return f"frames/{key}-{shard:05d}/{camera}{SUFFIX[encoding]}"
 
 
 def raw_record(image_size: int) -> np.dtype:
-    """A record of a raw shard: a picture, and the CRC-32C of its bytes."""
+    """A record of a raw shard: an image, and the CRC-32C of its bytes."""
     return np.dtype([("picture", np.uint8, (image_size, image_size, 3)), ("crc", "<u4")])
 
 
@@ -241,7 +243,7 @@ def _write_shard(
     folder: Path,
     done: Done,
 ) -> None:
-    """Writes the pictures of a shard, those of each camera in frame order; while an episode of a
+    """Writes the images of a shard, those of each camera in frame order. While an episode of a
     camera is encoded, the next one is decoded."""
     key, number = part.name.rsplit("-", 1)
     size, encoding, resize = settings.image_size, settings.encoding, settings.resize
@@ -313,7 +315,7 @@ def _writer(path: Path, encoding: Encoding) -> Iterator[ArrayRecordWriter | Bina
 
 
 def _of_the_disk(error: RuntimeError, path: Path) -> Exception:
-    """The system's error that ArrayRecord puts into words."""
+    """The operating system's error that ArrayRecord's message contains, if any."""
     for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE):
         if os.strerror(number) in str(error):
             return OSError(number, os.strerror(number), str(path))
@@ -336,7 +338,7 @@ def _require_ours(folder: Folder, parts: Sequence[WorkUnit]) -> None:
 def _describe(
     dataset: Dataset, folder: Folder, settings: Settings, parts: Sequence[WorkUnit]
 ) -> None:
-    """Writes which files the store has and, last, what it is."""
+    """Writes the list of the store's files and, last, the store's description."""
     files: dict[str, tuple[int, str]] = {}
     for part in parts:
         try:
@@ -395,7 +397,7 @@ def _place(scratch: Path, name: str, folder: Folder) -> None:
 
 @contextmanager
 def _scratch(folder: Folder) -> Iterator[Path]:
-    """A new folder to write files in that are then moved to their place at once."""
+    """A new folder for files that are then moved into place at once."""
     root = folder.root if isinstance(folder, LocalFolder) else None
     with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=root) as scratch:
         yield Path(scratch)
@@ -403,8 +405,8 @@ def _scratch(folder: Folder) -> Iterator[Path]:
 
 @contextmanager
 def _alone(folder: Folder) -> Iterator[None]:
-    """Keeps a second process from converting to the same local folder, and removes what one that
-    was killed, or a node that was lost, has left."""
+    """Keeps a second process from converting to the same local folder, and removes what a killed
+    process or a lost node has left."""
     if not isinstance(folder, LocalFolder):
         yield
         return

@@ -1,7 +1,7 @@
 """Description of a frame store: `store.json` and the list of its files, checked when read.
 
-Sums tell damage from what was written, and nothing of who wrote it: a store from a bucket may name
-any type and any number where training takes a size, so every field is held against its range too.
+Checksums reveal damage, but say nothing about who wrote a store. One from a bucket may give any
+type and any number where training takes a size, so every field is also checked against its range.
 """
 
 import hashlib
@@ -20,15 +20,16 @@ from data.lerobot.metadata import is_fps
 from data.store import convert
 
 _MOST_WIDTH = 1 << 28
-"""Values in a row of a column."""
+"""Largest number of values in a row of a column."""
 
 
 def described(folder: Folder) -> dict[str, Any]:
-    """The fields of `store.json` but for its format and sum.
+    """The fields of `store.json` except its format and sum.
 
     Raises:
       ValueError: it was written in another format version.
-      DatasetError: it is damaged, or a field is none that a conversion writes; names it.
+      DatasetError: it is damaged, or a field has a value that no conversion writes; names the
+        field.
     """
     path = folder.path(convert.DESCRIPTION)
     try:
@@ -61,10 +62,10 @@ def described(folder: Folder) -> dict[str, Any]:
 
 
 def listed(folder: Folder, digest: str) -> Sums:
-    """Size and SHA-256 of every file of a store; the list has the SHA-256 `digest`.
+    """Size and SHA-256 of every file of a store, from the list that has the SHA-256 `digest`.
 
     Raises:
-      DatasetError: the list is damaged or none.
+      DatasetError: the list is damaged, or is no list of files.
     """
     content = sound(folder, convert.FILES, digest)
     try:
@@ -78,8 +79,7 @@ def listed(folder: Folder, digest: str) -> Sums:
 
 
 def kept(folder: Folder, name: str, digest: str) -> bytes:
-    """A small file of a store, compared with what the list of files, which has the SHA-256
-    `digest`, says of it.
+    """A small file of a store, checked against the list of files, which has the SHA-256 `digest`.
 
     Raises:
       DatasetError: it is damaged or not listed.
@@ -95,7 +95,7 @@ def kept(folder: Folder, name: str, digest: str) -> bytes:
 
 
 def sound(folder: Folder, name: str, digest: str) -> bytes:
-    """A file's bytes, if they have this SHA-256.
+    """A file's bytes, which must have this SHA-256.
 
     Raises:
       DatasetError: they have another.

@@ -1,7 +1,7 @@
-"""A dataset to train on as it is: pictures are decoded when a batch needs them, without a store.
+"""Training on a dataset as is: images are decoded when a batch needs them, without a store.
 
-Worth it for a first look or where disk is short, as training from a frame store costs a fraction.
-Numbers lie beside seek tables in a cache; encoded pictures that the parquet holds are copied there,
+Use this for a first look or if disk space is short; training from a frame store costs a fraction of
+it. Numbers lie beside seek tables in a cache. Encoded images in the parquet are copied there too,
 because reading one of them from parquet means reading hundreds (LeRobot v2 and v3 layouts).
 """
 
@@ -49,16 +49,16 @@ def open_direct(
 ) -> "Direct":
     """Opens a LeRobot dataset for training without decoding it first.
 
-    The first time, its numbers and any pictures in its parquet are copied to `cache_dir`, under a
-    name that holds the content's digest. Seek tables of videos join them as frames are read.
-    Numbers are compared with their checksums at each opening, pictures as they are read.
+    The first time, its numbers and any images in its parquet are copied to `cache_dir`, under a
+    name that holds the content's digest. Seek tables of videos are added as frames are read.
+    Numbers are checked against their checksums at each opening, images when they are read.
 
     Args:
-      exact: makes pictures smaller by Pillow, as a store and a policy that acts do, to the last
-        bit. Otherwise no value differs by more than one grey level, for a fourth of the time.
+      exact: shrinks images with Pillow, to the last bit as a store and an acting policy do.
+        Otherwise no value differs by more than one grey level, in a quarter of the time.
 
     Raises:
-      ValueError: the dataset is of another format, or has no camera or no numeric column.
+      ValueError: the dataset has another format, or has no camera or no numeric column.
       DatasetError: a file of it, or of what was copied, is missing or damaged.
     """
     if not isinstance(dataset, LeRobotDataset):
@@ -90,9 +90,9 @@ def open_direct(
 
 @dataclass(frozen=True)
 class Direct(DatasetTables):
-    """`Frames` of a dataset's own videos and pictures; make it with `open_direct`.
+    """`Frames` of a dataset's own videos and images; make it with `open_direct`.
 
-    `folder` has its numbers and pictures, `seek` the seek tables of videos.
+    `folder` has its numbers and images, `seek` the seek tables of videos.
     """
 
     dataset: LeRobotDataset
@@ -109,12 +109,12 @@ class Direct(DatasetTables):
         camera: str,
         out: Sequence[UInt8[np.ndarray, "s s 3"]],
     ) -> None:
-        """Fills each of `out` with a frame's picture, a black-padded square of `image_size`.
+        """Fills each of `out` with a frame's image, a black-padded square of `image_size`.
 
         Raises:
           ValueError: there is no such camera, or an episode lacks it.
           MissingFileError: a video is missing.
-          DatasetError: a picture cannot be decoded; names the file and the frame.
+          DatasetError: an image cannot be decoded; names the file and the frame.
         """
         if camera not in self.cameras:
             raise ValueError(f"{self.name}: no camera '{camera}'; there are {list(self.cameras)}.")
@@ -177,7 +177,7 @@ class Direct(DatasetTables):
         frames: Int64[np.ndarray, " n"],
         out: Sequence[UInt8[np.ndarray, "s s 3"]],
     ) -> None:
-        """Decodes frames of a file, each once, into the squares that are for them."""
+        """Decodes frames of a file, each once, into their squares."""
         squares = defaultdict(list)
         for frame, square in zip(frames.tolist(), out, strict=True):
             squares[frame].append(square)
@@ -192,7 +192,7 @@ class Direct(DatasetTables):
                 np.copyto(square, first)
 
     def _pictures(self, camera: str) -> SeekTable:
-        """Places of a camera's encoded pictures that the parquet holds."""
+        """Seek table of a camera's encoded images, which were copied from the parquet."""
         with self._lock:
             if camera not in self._tables:
                 encoded = _encoded_file(self.folder, camera)
@@ -215,7 +215,7 @@ class Direct(DatasetTables):
 
 
 def _write(dataset: LeRobotDataset, folder: Path) -> None:
-    """Everything that is read but videos."""
+    """Writes everything that is read except videos."""
     folder.mkdir()
     tables.write(dataset, folder)
     for camera in dataset.cameras:
@@ -227,7 +227,7 @@ def _write(dataset: LeRobotDataset, folder: Path) -> None:
 
 
 def _sums(folder: Path) -> Sums:
-    """Size and SHA-256 of all that was copied but pictures, which have theirs in their tables."""
+    """Size and SHA-256 of everything copied except images, which have checksums in their tables."""
     try:
         return cached.read_json(folder / FILES)
     except FileNotFoundError:
@@ -243,8 +243,8 @@ def _damaged(folder: Path, name: str, what: str) -> DatasetError:
 
 
 def _copy_pictures(dataset: LeRobotDataset, camera: str, path: Path) -> None:
-    """Copies the encoded pictures of a camera end to end into a file, and writes a seek table of
-    them in which a picture's time is the frame's number."""
+    """Copies the encoded images of a camera end to end into a file, and writes a seek table of them
+    in which an image's time is the frame's number."""
     path.parent.mkdir(parents=True, exist_ok=True)
     sizes = np.zeros(dataset.num_frames, np.int64)
     crcs = np.zeros(dataset.num_frames, np.uint32)

@@ -1,7 +1,5 @@
-"""Tables of every episode and of every column, as `data.store.tables.write` left them.
-
-A frame store and a dataset read without one have these tables in common; they differ in where the
-files come from.
+"""Tables of every episode and of every column, as `data.store.tables.write` wrote them. A frame
+store and a dataset read without one both have these tables; only the source of the files differs.
 """
 
 from functools import cached_property
@@ -32,7 +30,7 @@ class EpisodeTables:
 
     @cached_property
     def present(self) -> Bool[np.ndarray, "e c"]:
-        """True where an episode has pictures of a camera."""
+        """True where an episode has images of a camera."""
         return self._episodes["present"]
 
     @cached_property
@@ -80,7 +78,7 @@ class EpisodeTables:
 
 
 class DatasetTables(EpisodeTables):
-    """Tables in a folder on disk, of a dataset that is at hand and tells the rest."""
+    """Tables in a folder on disk, of an opened dataset that provides the rest."""
 
     dataset: Dataset
     folder: Path

@@ -1,7 +1,8 @@
-"""Tables of a frame store as they are read, with every value checked.
+"""Tables of a frame store, read with every value checked.
 
-Whoever can write a store can write its sums too, so these say nothing of a stranger's: arrays may
-declare more than memory holds, runs may point outside of their episodes, JSON may hold anything.
+Anyone who can write a store can also write its checksums, so checksums say nothing about a
+stranger's store: arrays may declare more than memory holds, runs may point outside of their
+episodes, and JSON may hold anything.
 """
 
 import io
@@ -22,7 +23,7 @@ from data.files.limits import MOST_FRAMES
 from data.statistics.stats import QUANTILES, Stats
 
 RUNS = tuple(f"run_{field}" for field in Runs._fields)
-"""Names of the arrays that `Runs` are kept as."""
+"""Names of the arrays that store `Runs`."""
 
 _EPISODES = ("lengths", "present", "alike", *RUNS)
 _STATISTICS = ("min", "max", "mean", "std", *QUANTILES, "count")
@@ -39,10 +40,10 @@ class Kept(NamedTuple):
 
 
 def read_episodes(kept: Kept, tasks: int) -> dict[str, np.ndarray]:
-    """The arrays of `episodes.npz`, whose runs are of `tasks` tasks.
+    """The arrays of `episodes.npz`, whose runs refer to `tasks` tasks.
 
     Raises:
-      DatasetError: one is missing, or no such array of such values.
+      DatasetError: an array is missing, or has another form or other values than it should.
     """
     file, arrays = kept.file, _read_arrays(kept.content, kept.file, _EPISODES)
     for name in _EPISODES:
@@ -66,7 +67,7 @@ def read_prompts(kept: Kept) -> Prompts:
     """The wordings of each task, from `prompts.json`.
 
     Raises:
-      DatasetError: they are no lists of texts.
+      DatasetError: they are not lists of texts.
     """
     found, file = read_json(kept.content, kept.file), kept.file
     _require(isinstance(found, list), file, "prompts", f"are {short(found)}, expected a list")
@@ -81,7 +82,7 @@ def read_subtasks(kept: Kept, texts: Kept, lengths: Int64[np.ndarray, " e"]) -> 
     """Runs of `subtasks.npz`, and the texts of `subtasks.json` that they name.
 
     Raises:
-      DatasetError: they are no such arrays and texts.
+      DatasetError: the arrays or texts are not what they should be.
     """
     told = read_json(texts.content, texts.file)
     strings = isinstance(told, list) and all(isinstance(text, str) for text in told)
@@ -100,7 +101,7 @@ def read_stats(kept: Kept) -> dict[str, Stats]:
     """Statistics of columns, from `stats.json`.
 
     Raises:
-      DatasetError: they are no finite numbers, or of other columns.
+      DatasetError: they are not finite numbers, or belong to other columns.
     """
     found, file = read_json(kept.content, kept.file), kept.file
     _require(isinstance(found, dict), file, "stats", f"are {short(found)}, expected an object")
@@ -121,7 +122,7 @@ def read_json(content: bytes, file: Path | str) -> Any:
     """Content of a store's JSON file.
 
     Raises:
-      DatasetError: it is no JSON, or none that Python takes.
+      DatasetError: it is not JSON, or not JSON that Python accepts.
     """
     try:
         return json.loads(content)
@@ -130,12 +131,13 @@ def read_json(content: bytes, file: Path | str) -> Any:
 
 
 def damaged(file: Path | str, field: str, what: str) -> DatasetError:
-    """An error about a file that no conversion writes so."""
+    """An error about a file with content that no conversion writes."""
     return DatasetError(file, field, f"{what}; delete the folder and convert the dataset again.")
 
 
 def _read_arrays(content: bytes, file: Path | str, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Arrays whose headers declare as many bytes as follow: so no array is larger than the file."""
+    """Arrays whose headers declare as many bytes as follow, so that no array is larger than the
+    file."""
     arrays = {}
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -172,7 +174,8 @@ _HEADER = re.compile(
 
 
 def _require_tiled(runs: Runs, lengths: Int64[np.ndarray, " e"], file: Path | str) -> None:
-    """Raises DatasetError unless the runs, one after the other, are all frames of all episodes."""
+    """Raises DatasetError unless the runs, one after the other, make up all frames of all
+    episodes."""
     for name, values in zip(RUNS, runs, strict=True):
         _require(values.shape == runs.episode.shape, file, name, f"has {values.size} runs")
     _require_range(runs.episode, 0, len(lengths) - 1, file, "run_episode")

@@ -1,5 +1,5 @@
-"""A dataset's numbers alone, as `Frames` without pictures: what statistics and action tokens need
-costs no decoding.
+"""A dataset's numbers alone, as `Frames` without images, so that statistics and action tokens need
+no decoding.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from data.store.kept_tables import Kept
 
 
 def open_numbers(dataset: Dataset, folder: Path) -> "Numbers":
-    """Copies a dataset's numbers to a new folder, of the caller's to delete.
+    """Copies a dataset's numbers to a new folder, which the caller must delete.
 
     Raises:
       DatasetError: a column is missing or of another type than declared.
@@ -28,7 +28,7 @@ def open_numbers(dataset: Dataset, folder: Path) -> "Numbers":
 
 @dataclass(frozen=True)
 class Numbers(DatasetTables):
-    """`Frames` that have no pictures; make it with `open_numbers`."""
+    """`Frames` that have no images; make it with `open_numbers`."""
 
     dataset: Dataset
     folder: Path
@@ -41,7 +41,7 @@ class Numbers(DatasetTables):
         camera: str,
         out: Sequence[UInt8[np.ndarray, "s s 3"]],
     ) -> None:
-        """Raises ValueError: there are none."""
+        """Raises ValueError: there are no images."""
         raise ValueError(f"{self.name}: its pictures were left out.")
 
     def _kept(self, name: str) -> Kept:

@@ -1,10 +1,10 @@
-"""The frame store that training reads: pictures at the model's size, each a record of its own.
+"""The frame store that training reads: images at the model's size, each its own record.
 
-Decoding video at random costs a hundred times what reading a record costs, so a dataset is decoded
-once (data.store.convert). Pictures lie in shards of ArrayRecord (JPEG) or flat files (raw uint8),
-numbers in zarr arrays (data.store.tables); `store.json` says which dataset, by its content, and is
-written last. No damaged byte is read as another: columns and tables are compared with their SHA-256
-at opening, each picture with a CRC-32C as it is read.
+Decoding random video frames costs a hundred times as much as reading records, so a dataset is
+decoded once (data.store.convert). Images lie in shards of ArrayRecord (JPEG) or flat files (raw
+uint8), numbers in zarr arrays (data.store.tables). `store.json` identifies the dataset by its
+content and is written last. Damaged bytes are never used: columns and tables are checked against
+their SHA-256 at opening, each image against a CRC-32C when it is read.
 """
 
 import os
@@ -36,11 +36,12 @@ _open = OpenShards()
 @dataclass(frozen=True)
 class Store(EpisodeTables):
     """A frame store on disk or in a bucket: `Frames` for any number of threads and, pickled, for
-    other processes, which take its columns as compared.
+    other processes, which do not check its columns again.
 
-    `columns` are the values a row of each has; `key` names the store's content, `digest` the
-    dataset's, and `files` is the checksum of the list of files. Pictures of a bucket are fetched
-    when first needed, and stay in the local cache up to its bound (data/files/shards.py).
+    `columns` gives the number of values in a row of each column; `key` identifies the store's
+    content, `digest` the dataset's, and `files` is the checksum of the list of files. Images in a
+    bucket are fetched when first needed, and stay in the local cache up to its size limit
+    (data/files/shards.py).
     """
 
     folder: Folder
@@ -80,12 +81,12 @@ class Store(EpisodeTables):
         camera: str,
         out: Sequence[UInt8[np.ndarray, "s s 3"]],
     ) -> None:
-        """Fills each of `out` (C-contiguous) with a frame's picture, a black-padded square of
+        """Fills each of `out` (C-contiguous) with a frame's image, a black-padded square of
         `image_size`.
 
         Raises:
           ValueError: there is no such camera, an episode lacks it, or the store leaves out a frame.
-          DatasetError: a picture is damaged; names the shard's file and the frame.
+          DatasetError: an image is damaged; names the shard's file and the frame.
         """
         rows = np.asarray(rows)
         shard, record = self._locate(rows, camera)
@@ -115,7 +116,7 @@ class Store(EpisodeTables):
 
     @cached_property
     def _before(self) -> Int64[np.ndarray, "c {len(self.lengths)}+1"]:
-        """Pictures of each camera before each episode."""
+        """Number of images of each camera before each episode."""
         stored = convert.pictures_of(self.lengths, self.every)
         counts = np.cumsum(stored[:, None] * self.present, axis=0).T
         return np.pad(counts, ((0, 0), (1, 0)))
@@ -123,7 +124,7 @@ class Store(EpisodeTables):
     def _locate(
         self, rows: Int64[np.ndarray, " n"], camera: str
     ) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
-        """The shard that has each frame's picture, and its number in that shard's file."""
+        """The shard that has each frame's image, and the image's number in that shard's file."""
         if camera not in self.cameras:
             raise ValueError(f"{self.path}: no camera '{camera}'; there are {list(self.cameras)}.")
         if rows.size and not 0 <= rows.min() <= rows.max() < self._frames:
@@ -181,14 +182,14 @@ class Store(EpisodeTables):
 
 def open_store(path: str | Path, progress: Progress | None = None) -> Store:
     """Opens a frame store in a folder or bucket, and compares its columns with the SHA-256 taken
-    when they were written: those of a bucket are fetched for it. Pictures are checked as they are
-    read.
+    when they were written; columns in a bucket are fetched for this. Images are checked when they
+    are read.
 
     Args:
-      progress: called with bytes of columns compared and bytes in all.
+      progress: called with the bytes of columns compared and the bytes in total.
 
     Raises:
-      FileNotFoundError: there is none, or it was not completed.
+      FileNotFoundError: there is no store, or it was not completed.
       ValueError: it was written in another format version.
       DatasetError: a file on disk is missing or was cut off, or a column is damaged.
     """
@@ -224,7 +225,7 @@ def damaged_store_files(folder: Folder, progress: Progress | None = None) -> Ite
 
     Raises:
       ValueError: it was written in another format version.
-      DatasetError: the list of files is damaged, so that nothing else can be said.
+      DatasetError: the list of files is damaged, so that no other file can be checked.
     """
     files = listed(folder, described(folder)["files"])
     for name, what in compare(folder, files, progress, "frames"):
@@ -240,11 +241,11 @@ def build_store(
     resize: StoredResize = "antialiased",
 ) -> Store:
     """Decodes every frame of `dataset` once into a store at `path`, a folder or a bucket's URL.
-    What an earlier call has finished there is kept.
+    Parts that an earlier call has finished there are kept.
 
     Args:
       progress: called after each episode with frames done and frames in all.
-      resize: how pictures are fitted to `image_size`.
+      resize: how images are fitted to `image_size`.
 
     Raises:
       ValueError: `path` holds a store or something else, the dataset has no camera or numeric
@@ -267,16 +268,16 @@ def cached_store(
     resize: StoredResize = "antialiased",
     every: int = 1,
 ) -> Store:
-    """The store of a dataset's present content, built only if the cache lacks it.
+    """The store of a dataset's current content, built only if the cache lacks it.
 
-    Its folder's name holds the content's digest, so a changed dataset gets a new store; processes
-    that ask at once wait for the one that builds.
+    Its folder's name holds the content's digest, so a changed dataset gets a new store. Processes
+    that ask for it at the same time wait for the one that builds it.
 
     Args:
       progress: called after each episode with frames decoded and frames in all.
-      opening: as `open_store` calls its `progress`.
+      opening: called as `open_store` calls its `progress`.
       resize: as `build_store`.
-      every: frames of an episode from one stored picture to the next.
+      every: frames of an episode from one stored image to the next.
     """
     settings = Settings(image_size, encoding, resize=resize, every=every)
     key = convert.content_key(dataset, settings)
@@ -286,7 +287,7 @@ def cached_store(
 
 
 def _opened(folder: Folder) -> Store:
-    """A store whose columns have yet to be compared."""
+    """A store whose columns are not checked yet."""
     if not folder.exists(convert.DESCRIPTION):
         raise FileNotFoundError(
             f"{folder.path(convert.DESCRIPTION)}: missing, so {folder.url} is no finished frame "
@@ -299,7 +300,7 @@ def _opened(folder: Folder) -> Store:
 
 
 def _reopened(path: str, files: str) -> Store:
-    """The store that another process has opened, whose columns it compared."""
+    """The store that another process has opened, and whose columns that process has checked."""
     store = _opened(open_folder(path))
     if store.files != files:
         raise DatasetError(

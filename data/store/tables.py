@@ -1,8 +1,9 @@
-"""The numbers of a frame store: columns as zarr arrays, and what is known of every episode.
+"""The numbers of a frame store: columns as zarr arrays, and tables of every episode's facts.
 
 Columns are float32 zarr3 arrays, sharded and uncompressed, so a shard is a flat array on disk
-(zarr.dev, sharding codec) that training maps into memory: a random action chunk costs 5 µs that
-way and 20 to 60 µs through tensorstore, which writes them. Tables of episodes are plain arrays.
+(zarr.dev, sharding codec) that training maps into memory. A random action chunk costs 5 µs that
+way, and 20 to 60 µs through tensorstore, which writes the arrays. Tables of episodes are plain
+arrays.
 """
 
 import hashlib
@@ -40,8 +41,8 @@ _log = logger(__name__)
 
 
 def numeric_columns(dataset: Dataset) -> dict[str, int]:
-    """The columns that a store keeps, with the number of values in a row of each: all of numbers,
-    but for LeRobot's bookkeeping."""
+    """The columns that a store keeps, with the number of values in a row of each: all numeric
+    columns except LeRobot's bookkeeping."""
     kept = (n for n in dataset.column_names if n not in BOOKKEEPING)
     features = {name: dataset.features[name] for name in kept}
     return {n: int(np.prod(f["shape"])) for n, f in features.items() if f["dtype"] != "string"}
@@ -88,7 +89,7 @@ def write(dataset: Dataset, folder: Path) -> None:
 
 
 def prefixed(runs: Runs) -> dict[str, Any]:
-    """Arrays of runs by the names that they are kept under."""
+    """Arrays of runs by the names under which they are stored."""
     return {f"run_{field}": values for field, values in runs._asdict().items()}
 
 
@@ -110,7 +111,7 @@ def find_duplicates(dataset: Dataset) -> Int64[np.ndarray, " e"]:
 def read_rows(
     folder: Folder, key: str, name: str, shape: tuple[int, int], rows: Int64[np.ndarray, "*n"]
 ) -> Float32[np.ndarray, "*n d"]:
-    """Rows of a column that has this shape; `key` names the content of the store.
+    """Rows of a column that has this shape; `key` identifies the content of the store.
 
     Raises:
       IndexError: there is no such row.
@@ -149,8 +150,8 @@ def _shards(
 def _map(
     folder: Folder, name: str, shape: tuple[int, int], shard: int
 ) -> Float32[np.ndarray, "n d"]:
-    """A shard of a column, mapped into memory; the index at the end of its file tells where its
-    chunks lie, and has to say: one after the other."""
+    """A shard of a column, mapped into memory. The index at the end of its file says where its
+    chunks lie, which must be one after the other."""
     rows, width = shape
     path = folder.local(f"columns/{name}/c/{shard}/0")
     held = min(_SHARD_ROWS, rows - shard * _SHARD_ROWS)

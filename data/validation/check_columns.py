@@ -1,10 +1,10 @@
-"""Checks that a dataset's columns can be learnt from, in passes over blocks of them.
+"""Checks that a dataset's columns are fit for training, in passes over blocks of them.
 
 Every pass is a job (data/files/job.py) over ranges of episodes. The first looks for gaps in the
-numbering, values that are not finite and doubled episodes. The next take exact statistics of
-values, of their changes from step to step and of their spread in each episode, and a last one finds
-the places where a value is far outside those. Thresholds are ratios of quantiles, which a few wrong
-values do not move.
+numbering, values that are not finite and duplicate episodes. The next ones compute exact statistics
+of values, of their changes from step to step and of their spread in each episode. The last one
+finds the places where a value is far outside of these statistics. Thresholds are ratios of
+quantiles, which a few wrong values do not move.
 """
 
 import hashlib
@@ -26,11 +26,14 @@ from data.lake.ranges import episode_ranges, require_no_strays, streamed
 from data.statistics.stats import Stats, describe_columns, numeric_columns
 
 _EXPLODED, _BROKEN, _LEAST_SIZE = 1e3, 1e6, 1e-3
-"""Multiples of values' usual size, as distances from the median: a warning, and an error."""
+"""Distances from the median for a warning and for an error, in multiples of the values' usual size;
+and the least such size."""
 _JUMP, _LEAST_CHANGE = 20.0, 1e-3
-"""Times the 99th percentile of changes; changes below this part of the range are noise."""
+"""Limit of changes, in multiples of their 99th percentile; changes below this part of the range are
+noise."""
 _SPREAD, _SIZE = 30.0, 10.0
-"""Times what nine of ten episodes spread at most, and times the median's size."""
+"""Limits of an episode's spread: in multiples of the largest spread of nine in ten episodes, and of
+the median's size."""
 
 
 def check_columns(
@@ -40,7 +43,7 @@ def check_columns(
     every task index.
 
     Args:
-      further: columns to look at besides those of numbers that the dataset lists.
+      further: columns to check besides the numeric ones that the dataset lists.
     """
     names = list(dict.fromkeys([*numeric_columns(dataset), *further]))
     scan, problems = _scan(dataset, names, report)
@@ -246,7 +249,7 @@ class _Worst:
             self.value = float(values[row, self.dim])
 
     def join(self, later: "_Worst") -> None:
-        """Takes what was found further on."""
+        """Takes the findings of a later range."""
         self.count += later.count
         if later.ratio > self.ratio:
             self.ratio, self.place = later.ratio, later.place
@@ -292,7 +295,7 @@ def _outside(
 
 @dataclass(frozen=True)
 class _Changes:
-    """Changes from step to step and spreads in each episode, as columns by names of their own."""
+    """Changes from step to step and spreads in each episode, as columns with their own names."""
 
     columns: "_Columns"
     names: tuple[str, ...]
@@ -309,7 +312,7 @@ class _Changes:
 
 @dataclass(frozen=True)
 class _Finding:
-    """Looks in a range of episodes for the places of what is beyond the limits."""
+    """Finds the places in a range of episodes where values exceed the limits."""
 
     columns: "_Columns"
     limits: Mapping[str, Mapping[str, Float64[np.ndarray, " _d"]]]
@@ -337,7 +340,7 @@ def _look(
     stats: Mapping[str, Stats],
     report: Report,
 ) -> None:
-    """A pass for the places of what is known to be somewhere."""
+    """A pass that finds the places of values that are known to exceed the limits."""
     finding = _Finding(
         _Columns(dataset),
         {name: {k: w.limit for k, w in found.items()} for name, found in worst.items()},
@@ -351,7 +354,8 @@ def _look(
 
 
 def _tell(dataset: Dataset, name: str, found: Mapping[str, _Worst]) -> Iterator[Problem]:
-    """One sentence for the most serious kind of finding, since one wrong value is all of them."""
+    """One sentence for the most serious kind of finding, since one wrong value causes all of
+    them."""
     field = f"column '{name}'"
     if worst := found.get("values"):
         episode, step = locate(dataset, worst.place)
@@ -410,7 +414,8 @@ class _Episodes(NamedTuple):
 
 
 def _episodes(columns: "_Columns", names: Sequence[str], part: range) -> Iterator[_Episodes]:
-    """The columns of a range of episodes, by whole ones, those without frames left out."""
+    """The columns of a range of episodes, some whole episodes at a time, without those that have no
+    frames."""
     lengths = columns.dataset.lengths
     ends = np.cumsum(lengths)
     episode, first = part.start, int(lengths[: part.start].sum())
@@ -424,7 +429,8 @@ def _episodes(columns: "_Columns", names: Sequence[str], part: range) -> Iterato
 
 @dataclass(frozen=True)
 class _Columns:
-    """Columns of ranges of a dataset's episodes, whose blocks are held against what it declares."""
+    """Columns of ranges of a dataset's episodes, with blocks checked against what the dataset
+    declares."""
 
     dataset: Dataset
 
@@ -462,7 +468,7 @@ def _telling(dataset: Dataset, report: Report, what: str) -> Callable[[int], Non
 
 
 def _rows(dataset: Dataset, names: Sequence[str], block: Mapping[str, np.ndarray]) -> int:
-    """Rows of a block, whose columns all have as many, in the shape that is declared."""
+    """Number of rows in a block; all its columns must have as many, in the declared shape."""
     rows = len(block[names[0]])
     for name in names:
         shape = dataset.features.get(name, {}).get("shape", (1,))

@@ -1,5 +1,5 @@
-"""Checks of a dataset of any format: tables that fit together, columns that can be learnt from,
-instructions, and pictures that decode.
+"""Checks of a dataset of any format: tables that fit together, columns fit for training,
+instructions, and images that decode.
 
 A format's own checks begin with these or replace them (`Format.validate`).
 """
@@ -31,7 +31,7 @@ def check_dataset(dataset: Dataset, report: Report) -> Iterator[Problem]:
 
 
 def check_prompts(dataset: Dataset) -> Iterator[Problem]:
-    """Frames have an instruction, for datasets that have no table of tasks."""
+    """Checks that frames have an instruction, for datasets without a table of tasks."""
     wordless = [i for i, texts in enumerate(dataset.prompts) if not any(map(str.strip, texts))]
     without = np.flatnonzero(np.isin(dataset.runs.task, wordless))
     if len(without):
@@ -45,7 +45,7 @@ def check_prompts(dataset: Dataset) -> Iterator[Problem]:
 
 
 def _check_subtasks(dataset: Dataset) -> Iterator[Problem]:
-    """Runs of subtasks go through all frames, and each names a text."""
+    """Checks that runs of subtasks go through all frames, and refer only to known texts."""
     found = subtasks_of(dataset)
     if found is None:
         return
@@ -68,7 +68,7 @@ def _check_subtasks(dataset: Dataset) -> Iterator[Problem]:
 
 
 def _check_tables(dataset: Dataset) -> Iterator[Problem]:
-    """Tables of episodes, of features and of tasks say the same."""
+    """Checks that the tables of episodes, of features and of tasks agree."""
     lengths, runs = dataset.lengths, dataset.runs
     missing = [n for n in (*dataset.column_names, *dataset.cameras) if n not in dataset.features]
     if missing:

@@ -1,7 +1,7 @@
-"""Checks of cameras: pictures that decode, in the size that is declared.
+"""Checks of cameras: images that decode, in the declared size.
 
-Of each camera a few episodes are decoded, of a dataset of any format;
-data/lerobot/checks/check_cameras.py also looks into LeRobot's videos.
+A few episodes of each camera are decoded, for a dataset of any format;
+data/lerobot/checks/check_cameras.py also checks LeRobot's videos.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ def check_presence(
 
     Args:
       present: episodes that have it.
-      promised: all should, as v2.1's number of videos says.
+      promised: True if all episodes should have it, as v2.1's number of videos says.
     """
     episodes = len(dataset.lengths)
     absent = np.setdiff1d(np.arange(episodes), present)
@@ -53,10 +53,11 @@ def check_presence(
 def check_pictures(
     dataset: Dataset, camera: str, present: Sequence[int], report: Report
 ) -> Generator[Problem, None, Float64[np.ndarray, "3"] | None]:
-    """A few episodes decode, in the size that is declared.
+    """Checks that a few episodes decode, in the declared size.
 
     Returns:
-      The standard deviation of their channels, of 0 to 1; None if none is as it should be.
+      The standard deviation of their channels, for values of 0 to 1; None if no episode is as it
+      should be.
     """
     looks = np.linspace(0, len(present) - 1, _LOOKS) if present else ()
     chosen = sorted({present[int(i)] for i in looks})
@@ -74,7 +75,8 @@ def check_pictures(
 
 @dataclass(frozen=True)
 class _Looking:
-    """The look at a camera's episodes as a job: what is wrong with one, or some of its pixels."""
+    """The check of a camera's episodes as a job: gives the problem of an episode, or some of its
+    pixels."""
 
     dataset: Dataset
     camera: str

@@ -1,8 +1,8 @@
-"""Finds what is wrong with a dataset before hours of training are spent on it.
+"""Finds problems of a dataset before hours of training are spent on it.
 
-Every large public dataset that others converted failed some check; here each finding names the file
-and the field, errors stop training and warnings do not. Content is never trusted: whatever the
-files hold, the answer is a list. Memory does not depend on the number of frames.
+Every large public dataset that others converted failed some check. Each finding names the file and
+the field; errors stop training, warnings do not. Content is never trusted: whatever the files hold,
+the result is a list. Memory does not depend on the number of frames.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ def validate(path: str | Path, progress: Report | None = None) -> list[Problem]:
 
     Args:
       path: anything that `open_dataset` opens.
-      progress: called with what is checked, how much of it is done and how much there is.
+      progress: called with the name of the check, how much of it is done and how much there is.
     """
     try:
         kind = find_format(path)
@@ -36,8 +36,8 @@ def require_valid(path: str | Path) -> list[Problem]:
     """The warnings about the dataset at `path`.
 
     Raises:
-      ValueError: it has errors; the message is the first one's sentence and how many more there
-        are.
+      ValueError: it has errors; the message is the first error's sentence and the number of further
+        errors.
     """
     problems = validate(path)
     errors = [problem for problem in problems if problem.severity == "error"]

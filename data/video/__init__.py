@@ -1,1 +1,1 @@
-"""Frames of videos and pictures, decoded and sought exactly."""
+"""Frames of videos and images, decoded and sought exactly."""

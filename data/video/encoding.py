@@ -1,7 +1,7 @@
-"""Frames to a video file of their own, by one of three codecs.
+"""Encoding of frames into a video file, with one of three codecs.
 
 Groups of pictures are short and closed, so that any frame is cheap to reach and the files of
-several episodes can be joined without being encoded again.
+several episodes can be joined without re-encoding.
 """
 
 import os
@@ -32,8 +32,8 @@ _OPTIONS = {
     },
     "av1": {"preset": "8"},
 }
-"""Numbers of threads are set, as the bytes that two of these encoders write depend on them, and
-what a machine chooses for itself is by its cores."""
+"""Numbers of threads are fixed, because the bytes that two of these encoders write depend on them,
+and the default depends on the machine's cores."""
 _CRF = {"h264": 14, "hevc": 16, "av1": 20}
 _WORST = {"h264": 51, "hevc": 51, "av1": 63}
 
@@ -71,8 +71,8 @@ class VideoEncoding:
 
 
 class EncodedFrames(NamedTuple):
-    """Frames of the shape [t, h, w, 3] as the video that `write_video` made of them with the usual
-    encoding; None of a shape that was not asked for, which is not encoded."""
+    """Frames of the shape [t, h, w, 3] as the video at `path`, which `write_video` made with the
+    usual encoding. `path` is None for a shape that was not asked for, which is not encoded."""
 
     path: Path | None
     shape: tuple[int, ...]
@@ -90,7 +90,7 @@ class EncodedFrames(NamedTuple):
 
 
 def even(picture: UInt8[np.ndarray, "_h _w 3"]) -> UInt8[np.ndarray, "_h2 _w2 3"]:
-    """A picture that a video can have: an odd height or width grows by one repeated line."""
+    """An image that a video can hold: an odd height or width grows by one repeated line."""
     height, width = picture.shape[:2]
     if not (height % 2 or width % 2):
         return picture
@@ -133,9 +133,9 @@ def write_video(
 
 @contextmanager
 def _usual_priority() -> Iterator[None]:
-    """Encode in a block after which all is as before: SVT-AV1, as root, leaves its thread at
-    real-time priority, which all that begins later would inherit."""
-    os.environ.setdefault("SVT_LOG", "1")  # errors alone
+    """Restores the thread's priority after a block that encodes: SVT-AV1, as root, leaves its
+    thread at real-time priority, which everything started later would inherit."""
+    os.environ.setdefault("SVT_LOG", "1")  # errors only
     before = os.sched_getscheduler(0), os.sched_getparam(0)
     try:
         yield

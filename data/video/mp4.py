@@ -1,7 +1,7 @@
-"""An mp4's own count of its frames, held against the size of the file before FFmpeg believes it.
+"""Check of an mp4's own count of its frames against the size of the file, before FFmpeg trusts it.
 
-Its index may list a billion frames in twenty bytes, for which FFmpeg takes 24 bytes of memory each.
-Only headers of boxes are read (ISO/IEC 14496-12).
+An mp4's index may list a billion frames in twenty bytes, and FFmpeg takes 24 bytes of memory for
+each. Only headers of boxes are read (ISO/IEC 14496-12).
 """
 
 import os
@@ -22,11 +22,11 @@ _MOST_BOXES = 1 << 20
 _LENIENT: dict[str, Any] = (
     {"metadata_errors": "replace"} if int(av.__version__.split(".")[0]) < 19 else {}
 )
-"""PyAV 18 fails on a title that is no UTF-8 unless told to replace it; 19 takes any."""
+"""PyAV 18 fails on a title that is not UTF-8 unless set to replace it; 19 accepts any."""
 
 
 def open_video(path: Path) -> InputContainer:
-    """A video file, opened to read once its index has been held against its size.
+    """A video file, opened for reading after its index has been checked against its size.
 
     Raises:
       DatasetError: as `require_index_fits`.
@@ -37,7 +37,7 @@ def open_video(path: Path) -> InputContainer:
 
 
 def require_index_fits(path: Path) -> None:
-    """Holds an mp4's index against its file; a file of another kind passes.
+    """Checks an mp4's index against its file; a file of another kind passes.
 
     Raises:
       DatasetError: it lists more frames than the file has bytes, or hides its index by compression.
@@ -63,7 +63,8 @@ def require_index_fits(path: Path) -> None:
 
 
 def _boxes(file: BinaryIO, size: int) -> Iterator[tuple[bytes, int, int]]:
-    """Kind, start and end of the content of every box that matters, inner ones after outer."""
+    """Kind, start and end of the content of every box that matters, inner boxes after outer
+    ones."""
     left = [(0, size)]
     for _ in range(_MOST_BOXES):
         if not left:

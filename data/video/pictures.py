@@ -1,7 +1,7 @@
-"""Pictures that a LeRobot dataset keeps outside of videos: encoded in the parquet, or as files.
+"""Images that a LeRobot dataset keeps outside of videos: encoded in the parquet, or as files.
 
-A cell of such a column is a struct of `bytes` and `path`; without bytes the path names a file,
-which datasets give from their root, from images/ or by its name alone.
+A cell of such a column is a struct of `bytes` and `path`; without bytes the path names a file.
+Datasets give it relative to their root, relative to images/ or by its name alone.
 """
 
 import io
@@ -20,10 +20,10 @@ from data.files.names import is_within
 
 
 def encoded(folder: Folder, file: Any, camera: str, cells: pa.Array) -> pa.Array:
-    """The cells with the bytes of every picture in them; without any, where an episode has none.
+    """The cells with the bytes of every image in them; empty cells if the episode has no images.
 
     Raises:
-      DatasetError: a picture is missing; names the file and the frame.
+      DatasetError: an image is missing; names the file and the frame.
     """
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     if not given(cells).any():
@@ -36,7 +36,7 @@ def encoded(folder: Folder, file: Any, camera: str, cells: pa.Array) -> pa.Array
 
 
 def given(cells: pa.Array) -> Bool[np.ndarray, " n"]:
-    """Mask of the cells of a column of pictures that hold bytes or a path."""
+    """Mask of the cells of a column of images that hold bytes or a path."""
     if not pa.types.is_struct(cells.type):
         return np.asarray(cells.is_valid())
     fields = [cells.field(k) for k in range(cells.type.num_fields)]
@@ -50,14 +50,14 @@ def decode(
     cells: pa.Array,
     rows: Int64[np.ndarray, " n"] | None = None,
 ) -> UInt8[np.ndarray, "n h w 3"]:
-    """Decodes the cells of a column of pictures.
+    """Decodes the cells of a column of images.
 
     Args:
       file: the parquet file that holds them, for messages.
       rows: those to decode; all if None.
 
     Raises:
-      DatasetError: a picture is missing, damaged or of another size than the first; names the file
+      DatasetError: an image is missing, damaged or of another size than the first; names the file
         and the frame.
     """
     pictures = np.zeros((0, 0, 0, 3), np.uint8)
@@ -87,8 +87,8 @@ def decode(
 
 
 def decode_picture(content: bytes, formats: tuple[str, ...]) -> UInt8[np.ndarray, "h w 3"]:
-    """An encoded picture of one of Pillow's `formats`: never all that it knows, for it hands
-    PostScript to Ghostscript, which runs it.
+    """Decodes an image in one of Pillow's `formats`. They must never be all that Pillow knows,
+    because it passes PostScript to Ghostscript, which runs it.
 
     Raises:
       ValueError: it is damaged, of another format or too large.

@@ -1,8 +1,8 @@
 """Rate at which an episode's frames follow each other in its video.
 
-Cameras of 29.97 fps are listed as 30: frame k of an episode is the k-th after its first, though
-k / 30 seconds is half a frame off after 17 seconds. Times that are rounded to coarse ticks or
-tremble stay near k / 30, however long the video is, and are left alone.
+Cameras of 29.97 fps are listed as 30. Frame k of an episode is the k-th after its first, but k / 30
+seconds is half a frame off after 17 seconds. Times that are rounded to coarse ticks or that jitter
+stay near k / 30, however long the video is, and are left alone.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ _SAME = 2e-3
 
 def own_rate(times: Real[np.ndarray, " n"], fps: float) -> float:
     """Frames per second by which the last of these frames is found from the first one, given their
-    times in seconds (or of another unit, both): `fps`, or what the video has in its place.
+    times in seconds (or both in another unit): `fps`, or the video's own rate instead.
     """
     if abs(float(times[-1] - times[0]) * fps - len(times) + 1) <= 0.5:
         return fps

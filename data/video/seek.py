@@ -1,8 +1,8 @@
 """Single frames of a video, reached without opening or scanning the file again.
 
-A seek table tells where every packet lies in the file and what time its frame has, so a frame is
-the packets from the keyframe before it, read at their offsets and given to a decoder (PyAV). Made
-by one pass over the file that decodes nothing, it is kept on disk.
+A seek table gives the place of every packet in the file and the time of its frame. To get a frame,
+the packets from the keyframe before it are read at their offsets and given to a decoder (PyAV). The
+table is made by one pass over the file that decodes nothing, and is kept on disk.
 """
 
 import hashlib
@@ -87,7 +87,7 @@ class SeekTable:
 
     def decode(self, frames: Sequence[int]) -> Iterator[tuple[int, av.VideoFrame]]:
         """Some frames with their numbers, given in ascending order; those of one GOP are decoded
-        together, and GOPs of more than 8 frames are kept for later calls, up to 1 GiB of them.
+        together, and GOPs of more than 8 frames are cached for later calls, up to 1 GiB of them.
 
         Raises:
           DatasetError: one cannot be decoded.
@@ -98,7 +98,7 @@ class SeekTable:
     def read(
         self, start: float, steps: Int64[np.ndarray, " n"], fps: float
     ) -> UInt8[np.ndarray, "n h w 3"]:
-        """The frames so many `steps` after `start` in seconds, decoded from the keyframes before
+        """The frames `steps` frames after `start` in seconds, decoded from the keyframes before
         them: `VideoReader.read`, without the frames between.
 
         Raises:
@@ -148,8 +148,8 @@ class SeekTable:
         return int((len(self.pts) if last else self.keys[key + 1]) - self.keys[key])
 
     def _decode_packets(self, first: int, stop: int) -> "_Frames":
-        """The frames of all packets from a keyframe on, by their time, but those of leading
-        pictures. One that is missing may have spoilt those after it."""
+        """The frames of all packets from a keyframe on, by their time, except leading pictures. A
+        missing frame is an error, as it may have corrupted those after it."""
         decoder = _decoder(self.codec, self.extradata)
         frames: list[av.VideoFrame] = []
         with suppress(av.error.FFmpegError):
@@ -187,7 +187,8 @@ class SeekTable:
 
 
 def rgb(frame: av.VideoFrame) -> UInt8[np.ndarray, "h w 3"]:
-    """A decoded frame's pixels. Converters are kept, as making one costs more than using it."""
+    """A decoded frame's pixels. Converters are cached, because making one costs more than using
+    it."""
     converters = _local.__dict__.setdefault("converters", {})
     kind = (frame.format.name, frame.width, frame.height)
     if kind not in converters:
@@ -198,12 +199,12 @@ def rgb(frame: av.VideoFrame) -> UInt8[np.ndarray, "h w 3"]:
 
 
 def seek_table(path: Path, cache: Path | None = None) -> SeekTable:
-    """The seek table of a video, from folder `cache` if the file has been seen before; without one
-    it is kept in memory.
+    """The seek table of a video, from folder `cache` if the file has been seen before; without a
+    folder the table is kept in memory.
 
     Raises:
       MissingFileError: there is no such file.
-      DatasetError: it is no video whose packets lie in it as they are, such as an mp4.
+      DatasetError: it is not a video that stores its packets unchanged, as an mp4 does.
     """
     try:
         about = path.stat()
@@ -213,7 +214,7 @@ def seek_table(path: Path, cache: Path | None = None) -> SeekTable:
 
 
 def write_table(table: SeekTable, path: Path) -> None:
-    """Writes the numbers of a table and their checksum, at once."""
+    """Writes the numbers of a table and their checksum, whole or not at all."""
     is_key = np.zeros(len(table.pts), bool)
     is_key[table.keys] = True
     shown = np.append(table.shown, np.full(len(table.pts) - len(table.shown), -1))
@@ -269,7 +270,7 @@ def _table(path: Path, cache: Path | None, size: int, time: int) -> SeekTable:
 
 
 def _scan(path: Path) -> SeekTable:
-    """Reads a whole video's packets, but for those after the place where it was cut off."""
+    """Reads a whole video's packets, except those after the place where it was cut off."""
     packets: list[av.Packet] = []
     try:
         with open_video(path) as container:
@@ -314,7 +315,7 @@ def _lies_in(path: Path, packet: av.Packet) -> bool:
 
 
 def _decoder(codec: str, extradata: bytes) -> av.VideoCodecContext:
-    """A decoder of this thread alone, without threads of its own."""
+    """A decoder for this thread alone, without threads of its own."""
     decoders = _local.__dict__.setdefault("decoders", {})
     if (codec, extradata) not in decoders:
         decoder = av.CodecContext.create(codec, "r")
@@ -330,7 +331,7 @@ _Frames = dict[int, av.VideoFrame]
 
 
 class _Kept:
-    """The frames decoded last of long GOPs, as many as fit into `limit` bytes."""
+    """Cache of the last decoded frames of long GOPs, as many as fit into `limit` bytes."""
 
     def __init__(self, limit: int) -> None:
         self._limit, self._used = limit, 0
@@ -338,7 +339,7 @@ class _Kept:
         self._lock = threading.Lock()
 
     def get(self, gop: _Gop) -> _Frames | None:
-        """The frames kept of a GOP."""
+        """The cached frames of a GOP."""
         with self._lock:
             if gop in self._gops:
                 self._gops.move_to_end(gop)
@@ -361,13 +362,14 @@ def _bytes(frames: _Frames) -> int:
 
 
 class _File:
-    """An open file, closed when nobody holds it any more."""
+    """An open file, closed when nothing refers to it any more."""
 
     def __init__(self, path: Path) -> None:
         self._number = os.open(path, os.O_RDONLY)
 
     def packet(self, offset: int, size: int) -> av.Packet:
-        """The bytes there, in memory of FFmpeg's own: its decoders read a little past the end."""
+        """The bytes at this offset, in FFmpeg's own memory, because its decoders read a little past
+        the end."""
         packet = av.Packet(size)
         if os.preadv(self._number, [packet], offset) != size:
             raise av.error.EOFError(0, "file is shorter than its index says")

@@ -1,10 +1,10 @@
-"""Decoded frames made smaller by libswscale's vector code, within one grey level of
+"""Downscaling of decoded frames by libswscale's vector code, within one grey level of
 `resize_with_pad`.
 
-Pillow's filter costs more than decoding does. libswscale has the same filter, but takes colours
-through YUV and back, so that red, green and blue are given to it one by one as grey pictures. And
-where the filter reaches over the border it repeats the outermost pixel, which Pillow leaves out: so
-that line is Pillow's own.
+Pillow's filter costs more than decoding does. libswscale has the same filter, but converts colours
+to YUV and back, so red, green and blue are given to it one by one as grey images. Where the filter
+reaches over the border, libswscale repeats the outermost pixel, which Pillow does not, so the
+outermost line is computed by Pillow's rule.
 """
 
 import math
@@ -20,20 +20,20 @@ from PIL import Image
 from models.inputs.pictures import fitted_size
 
 MOST_TIMES, LARGEST = 16, 256
-"""Beyond this factor of a side and this size the rounded weights and places of libswscale's filter
-add up to more than a level."""
+"""Largest factor of a side and largest size; beyond them, the rounded weights and places of
+libswscale's filter add up to more than a level."""
 _FILTER = Interpolation.BILINEAR | Interpolation.ACCURATE_RND | Interpolation.BITEXACT
 _PLANES = ((2, 0), (0, 1), (1, 2))
-"""Planes of `gbrp`, each with the channel that it is of RGB."""
+"""Planes of `gbrp`, each with its channel of RGB."""
 _SPLIT_ALIKE = {f"yuv{full}{chroma}p" for full in ("", "j") for chroma in (420, 422, 444)}
-"""Formats that libswscale converts to the same pixels whether colours lie apart or together, if the
-width is a multiple of 16 (it leaves the ends of other lines as they were). Else planes are made of
-pixels that lie together."""
+"""Formats that libswscale converts to the same pixels in planes as packed, if the width is a
+multiple of 16 (it leaves the ends of other lines unchanged). Otherwise planes are made from packed
+pixels."""
 
 
 def shrinks(frame: av.VideoFrame, size: int) -> bool:
-    """Tells if `shrink_with_pad` can fit a frame into a square of `size`: it becomes smaller, by a
-    factor that is not too large, and no side becomes shorter than the filter reaches."""
+    """True if `shrink_with_pad` can fit a frame into a square of `size`: the frame becomes smaller,
+    by a factor that is not too large, and no side becomes shorter than the filter reaches."""
     factor = max(frame.height, frame.width) / size
     small = fitted_size(frame.height, frame.width, size)
     return size <= LARGEST and 1 < factor <= MOST_TIMES and min(small) >= 4
@@ -83,7 +83,7 @@ def _fill_border(
 
 
 def _outermost(scale: float) -> Float32[np.ndarray, " far"]:
-    """Weights of the outermost pixels in the first of those that are `scale` as wide."""
+    """Weights of the outermost pixels in the first of the pixels that are `scale` times as wide."""
     places = np.arange(math.ceil(2 * scale) + 1) + 0.5
     weights = np.maximum(1 - np.abs(places / scale - 0.5), 0)
     return (weights / weights.sum()).astype(np.float32)
@@ -95,7 +95,7 @@ def _lines(plane: av.video.plane.VideoPlane) -> UInt8[np.ndarray, "h _w"]:
 
 
 def _converters(frame: av.VideoFrame, size: int) -> tuple[VideoReformatter, ...]:
-    """Three converters of this thread, kept as making one costs more than using it."""
+    """Three converters of this thread, cached because making one costs more than using it."""
     kept = _local.__dict__.setdefault("converters", {})
     kind = (frame.format.name, frame.width, frame.height, size)
     if kind not in kept:

@@ -1,9 +1,8 @@
 """A stretch of frames of a video as packets, cut out without decoding.
 
-Decoding begins at a keyframe, so the packets from the last one before the first frame are taken
-along; whoever reads finds the frames by their times and never shows those before. Packets that the
-frames do not need are left behind, among them leading pictures, whose references lie before the
-keyframe.
+Decoding begins at a keyframe, so the packets from the last one before the first frame are included.
+Readers find the frames by their times and never show those before. Packets that the frames do not
+need are left out, among them leading pictures, whose references lie before the keyframe.
 """
 
 from dataclasses import dataclass
@@ -23,8 +22,8 @@ from data.video.rate import own_rate
 
 @dataclass(frozen=True)
 class PacketSpan:
-    """Packets in decoding order with the stream they are of. `first` is the pts of the first frame
-    that is meant, `begins` is False where a decoder can only begin here if the file does."""
+    """Packets in decoding order with their stream. `first` is the pts of the first wanted frame;
+    `begins` is False if a decoder can begin here only where the file begins here too."""
 
     stream: VideoStream
     packets: list[Packet]
@@ -106,8 +105,8 @@ class Packets:
 
 
 def _is_beginning(stream: VideoStream, packet: Packet) -> bool:
-    """True if a decoder in the midst of other pictures may go on with this keyframe: of H.264 and
-    HEVC an IDR picture, which lets it forget all before."""
+    """True if a decoder that has decoded other pictures may continue with this keyframe: for H.264
+    and HEVC an IDR picture, which lets it forget all pictures before."""
     name = stream.codec_context.name
     if name not in _IDR:
         return True
@@ -126,7 +125,7 @@ def _is_beginning(stream: VideoStream, packet: Packet) -> bool:
 _IDR = {"h264": (5,), "hevc": (19, 20)}
 """Types of the NAL units of IDR pictures (ISO/IEC 14496-10, 23008-2)."""
 _WIDTH_AT = {"h264": 4, "hevc": 21}
-"""Byte of the decoder configuration record that tells how wide a unit's length is (14496-15)."""
+"""Byte of the decoder configuration record that gives the width of a unit's length (14496-15)."""
 
 
 def _cut_off(path: Path, what: str) -> DatasetError:

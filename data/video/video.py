@@ -1,8 +1,8 @@
-"""Frames of a video, read whatever the codec and its groups of pictures (PyAV), and such as a page
-shows.
+"""Frames of a video, read with any codec and any groups of pictures (PyAV), and videos for a page
+to show.
 
-Frames are found by their number after the first one, which is the nearest to the episode's start,
-and a frame that is not in the file is an error, not a neighbour in its place.
+Frames are found by their number after the first one, which is the nearest to the episode's start. A
+frame that is not in the file is an error; no neighbour replaces it.
 """
 
 import io
@@ -25,13 +25,13 @@ from data.video.rate import own_rate
 CODEC = "h264"
 PIXEL_FORMAT = "yuv420p"
 STRICT = {"strict": "strict", "max_pixels": str(MOST_PIXELS)}
-"""Refuses pictures beyond any camera's. Makes dav1d refuse a frame whose bits do not end where they
-should, which any flipped one brings about. libavcodec's H.264 marks frames it concealed
-(`is_corrupt`), but not in several threads."""
+"""Decoder options that refuse images larger than any camera's, and make dav1d refuse a frame whose
+bits do not end where they should, which any flipped bit causes. libavcodec's H.264 marks frames it
+concealed (`is_corrupt`), but not with several threads."""
 
 SAME_BYTES = {"mbtree": "0"}
-"""Options for libx264: its macroblock tree reads memory that nothing has written, so that one frame
-in thousands is coded otherwise (as glibc's MALLOC_PERTURB_ shows)."""
+"""Options for libx264: its macroblock tree reads uninitialised memory, so that one frame in
+thousands is coded differently (as glibc's MALLOC_PERTURB_ shows)."""
 
 _SEEK_BACK_SECONDS = (0.0, 2.0, 10.0, 60.0, float("inf"))
 
@@ -43,7 +43,7 @@ def encode_mp4(
     one repeated line.
 
     Args:
-      options: libx264's; the bytes are the same each time on as many threads.
+      options: libx264's options; with the same number of threads, the bytes are the same each time.
     """
     height, width = frames.shape[1:3]
     frames = np.pad(frames, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
@@ -93,7 +93,7 @@ class VideoReader:
         if count < 1:
             return np.zeros((0, self._stream.height, self._stream.width, 3), np.uint8)
         listed = self._stream.frames
-        most = listed or self._bytes  # as a frame has a byte at least
+        most = listed or self._bytes  # since a frame has at least one byte
         if most < count:
             what = f"file's index lists {most} frames" if listed else f"file has {most} bytes"
             raise DatasetError(
@@ -162,7 +162,8 @@ class VideoReader:
     def _decode_from(self, start: float, tolerance: float) -> Iterator[tuple[float, av.VideoFrame]]:
         """Frames with their times from the keyframe at or before `start`; ends early on damage.
 
-        Open-GOP files (HEVC by default) seek past the frame asked for: then it starts further back.
+        Open-GOP files (HEVC by default) seek past the requested frame; decoding then starts further
+        back.
         """
         for back in _SEEK_BACK_SECONDS:
             target = max(0.0, start - back)
@@ -188,8 +189,8 @@ class VideoReader:
 
 
 def count_packets(path: Path) -> int:
-    """Frames whose bytes are really in the file, which is fewer than its index says if it was
-    cut."""
+    """Number of frames whose bytes are really in the file: fewer than its index says if it was cut
+    off."""
     with _open(path) as container:
         try:
             packets = container.demux(container.streams.video[0])
