@@ -1,4 +1,4 @@
-"""The robot's side of a policy server that speaks openpi's websocket protocol: a control loop at a
+"""Robot-side client of a policy server that speaks openpi's websocket protocol: a control loop at a
 fixed rate, action chunks laid out by tick, safety limits, reconnection and recording.
 """
 

@@ -1,6 +1,6 @@
-"""Action chunks laid out by tick: which action belongs to which tick of the control loop, what
-becomes of ticks that two chunks speak of, and what may be continued by real-time chunking
-(arXiv 2506.07339). Pure functions of frozen values; the loop alone has state.
+"""Action chunks laid out by tick: which action belongs to which tick of the control loop, how
+chunks that cover the same tick are combined, and what real-time chunking may continue (arXiv
+2506.07339). Pure functions of frozen values; only the loop has state.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 Overlap = Literal["frozen", "latest", "average"]
-"""Action of a tick that several chunks speak of. "frozen": the older chunk's, for ticks promised to
-it when the newer was asked for, then the newer's. "latest": the newest's. "average": the mean."""
+"""Rule for a tick that several chunks cover. "frozen": the older chunk's action for ticks promised
+to it when the newer was requested, then the newer's. "latest": the newest's. "average": the
+mean."""
 
 REMEMBERED = 10
-"""Delays that the expected one is the largest of."""
+"""Recent delays, of which the largest is the expected one."""
 
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """`actions` [h, a] for ticks `start`, `start` + 1, …, made from what was seen at tick
+    """`actions` [h, a] for ticks `start`, `start` + 1, …, computed from the observation at tick
     `observed`."""
 
     start: int
@@ -29,7 +30,7 @@ class Chunk:
 
     @property
     def end(self) -> int:
-        """First tick that it says nothing of."""
+        """First tick after the chunk."""
         return self.start + len(self.actions)
 
 
@@ -42,8 +43,8 @@ class Planned(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ActionPlan:
-    """Actions of ticks `first`, `first` + 1, …: `actions` [n, a], and for each the tick of the
-    newest observation behind it and how many chunks it is the mean of, int [n]."""
+    """Actions of ticks `first`, `first` + 1, …: `actions` [n, a]; `observed`, int [n], the tick of
+    the newest observation behind each; `chunks`, int [n], how many chunks each is the mean of."""
 
     first: int = 0
     actions: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
@@ -56,18 +57,19 @@ class ActionPlan:
         return self.first + len(self.actions)
 
     def at(self, tick: int) -> Planned | None:
-        """The action of this very tick, if there is one: of no other tick, however late it is."""
+        """The action planned for exactly this tick, if any; never another tick's, however late the
+        loop is."""
         if not self.first <= tick < self.end:
             return None
         i = tick - self.first
         return Planned(self.actions[i], int(self.observed[i]))
 
     def merged(self, chunk: Chunk, now: int, overlap: Overlap, frozen_until: int = 0) -> ActionPlan:
-        """The plan from tick `now` on with a new chunk in it; it ends where the chunk ends, and is
-        unchanged where that is over. `frozen_until`: first tick that is not promised.
+        """The plan from tick `now` on with a new chunk merged in. It ends where the chunk ends, and
+        is unchanged if the chunk is over. `frozen_until`: first tick that is not promised.
 
         Raises:
-          ValueError: the chunk begins later than now.
+          ValueError: the chunk begins after `now`.
         """
         if chunk.start > now:
             raise ValueError(f"The chunk begins at tick {chunk.start}, after tick {now}.")
@@ -94,24 +96,24 @@ class ActionPlan:
 
 @dataclass(frozen=True)
 class Delays:
-    """Latest delays, in ticks from an observation to the first tick that could use its answer."""
+    """Recent delays, in ticks from an observation to the first tick that could use its answer."""
 
     latest: tuple[int, ...] = ()
 
     def and_then(self, delay: int) -> Delays:
-        """These and one more."""
+        """These delays and one more."""
         return Delays((*self.latest, delay)[-REMEMBERED:])
 
     @property
     def expected(self) -> int:
-        """The largest of them, as the paper takes it; 1 before any is known: an answer is never
-        there at the tick that asks for it."""
+        """The largest recent delay, as in the paper. 1 before any is known, because an answer never
+        arrives at the tick of its request."""
         return max(self.latest, default=1)
 
 
 class Continuation(NamedTuple):
-    """Steps of the server's last chunk: acted when this was observed, and to be acted until the
-    answer."""
+    """Steps of the server's last chunk: `executed` before this observation, and `committed` to be
+    executed until the answer."""
 
     executed: int
     committed: int
@@ -120,12 +122,12 @@ class Continuation(NamedTuple):
 def continuation(
     last: Chunk | None, tick: int, delay: int, most: int | None = None
 ) -> Continuation | None:
-    """Continuation of the server's last chunk by an observation of this tick; None if it cannot be
-    continued, as there is none or it is over.
+    """Continuation of the server's last chunk for a request at this tick; None if there is no chunk
+    or it does not cover this tick.
 
     Args:
       delay: ticks until the answer is expected.
-      most: steps that the server commits at most, if it says so.
+      most: largest number of steps that the server commits, if it declares one.
     """
     if last is None or not last.start <= tick < last.end:
         return None
@@ -134,7 +136,8 @@ def continuation(
 
 
 def chunk_fault(actions: Any, dims: int) -> str | None:
-    """Reason why an answer's actions are no chunk [h, dims] of finite numbers, in words."""
+    """Reason, in words, why an answer's actions are not a chunk [h, dims] of finite numbers, if
+    any."""
     if not isinstance(actions, np.ndarray) or actions.dtype.kind != "f" or actions.ndim != 2:
         kind = getattr(actions, "dtype", type(actions).__name__)
         return f"are {kind} {list(getattr(actions, 'shape', []))}, not floats [steps, {dims}]"

@@ -1,5 +1,5 @@
 """Ticks of a control loop: equal periods of a clock that never goes back, numbered from its start,
-so that what comes late is known to be late and no tick is ever given twice.
+so that lateness is detected and no tick is handed out twice.
 """
 
 from __future__ import annotations
@@ -9,48 +9,49 @@ import time
 from typing import Protocol
 
 _ROUNDING = 1e-6
-"""Part of a tick that rounding of the clock may make it begin early."""
+"""Fraction of a tick by which rounding of the clock may make a tick begin early."""
 
 
 class TickClock(Protocol):
-    """Source of time, in seconds; tests have one of their own."""
+    """Source of time, in seconds; tests use their own."""
 
     def now(self) -> float:
-        """Seconds since some moment; never fewer than before."""
+        """Seconds since an arbitrary moment; never decreases."""
 
     def sleep(self, seconds: float) -> None:
-        """Returns after about so long."""
+        """Returns after about this many seconds."""
 
 
 class MonotonicClock:
-    """The machine's monotonic clock: no time server or daylight saving moves it."""
+    """The machine's monotonic clock, which time servers and daylight saving do not change."""
 
     def now(self) -> float:
-        """Seconds since some moment."""
+        """Seconds since an arbitrary moment."""
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Returns after about so long."""
+        """Returns after about this many seconds."""
         time.sleep(seconds)
 
 
 class Pace:
-    """Ticks 0, 1, … of 1 / `hz` seconds from now on, each of which is taken at most once. `last` is
-    the one that was taken last, `missed` counts those that nobody took before they were over."""
+    """Ticks 0, 1, … of 1 / `hz` seconds from now on, each taken at most once. `last` is the tick
+    taken last; `missed` counts the ticks that were over before they were taken."""
 
     def __init__(self, hz: float, clock: TickClock) -> None:
         self._clock, self._hz, self._start = clock, hz, clock.now()
         self.last, self.missed = -1, 0
 
     def wait(self) -> int:
-        """The tick after the last that was taken, at its beginning; a later one if that is over."""
+        """Waits for the beginning of the tick after the last one taken; returns that tick, or a
+        later one if it is over."""
         due = self._start + (self.last + 1) / self._hz
         while (left := due - self._clock.now()) > 0:
             self._clock.sleep(left)
         return self._running()
 
     def take(self) -> int:
-        """The tick under way, which nobody takes again."""
+        """Takes the current tick; no later call returns it again."""
         tick = self._running()
         self.missed += tick - self.last - 1
         self.last = tick

@@ -1,5 +1,5 @@
-"""Compatibility of a robot with a server: whether what it sees and does is what the policy reads
-and answers, told before it moves, with what to change.
+"""Compatibility of a robot with a server: checks, before the robot moves, that its observations and
+actions match what the policy reads and answers. Errors say what to change.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from typing import Any, Mapping
 import numpy as np
 
 CONTROLS = ("executed", "committed")
-"""Keys of real-time chunking in a request, as `chunks.Continuation` has them."""
+"""Keys of real-time chunking in a request: the fields of `chunks.Continuation`."""
 
 
 def check_inputs(url: str, metadata: Mapping[str, Any], seen: Mapping[str, Any]) -> None:
-    """Raises ValueError unless an observation, its prompt included, is what the server says that it
-    reads; a server that says nothing, as openpi's, is believed to read it."""
+    """Raises ValueError unless an observation, prompt included, matches the inputs that the server
+    declares. A server that declares none, such as openpi's, is assumed to read it."""
     inputs = metadata.get("inputs")
     if not isinstance(inputs, Mapping) or metadata.get("replay"):
         return
@@ -45,7 +45,7 @@ def check_inputs(url: str, metadata: Mapping[str, Any], seen: Mapping[str, Any])
 
 
 def check_actions(url: str, metadata: Mapping[str, Any], dims: int) -> None:
-    """Raises ValueError if the server says that its actions have other dims than the robot's."""
+    """Raises ValueError if the server declares actions with other dims than the robot's."""
     shape = _told(metadata.get("actions")).get("shape")
     if isinstance(shape, (list, tuple)) and shape and shape[-1] != dims:
         raise ValueError(
@@ -55,10 +55,11 @@ def check_actions(url: str, metadata: Mapping[str, Any], dims: int) -> None:
 
 
 def continues(url: str, metadata: Mapping[str, Any], wanted: bool | None) -> bool:
-    """True if the server's last chunk is to be continued: it offers that, and nobody said no.
+    """True if the server's last chunk is to be continued: the server offers it and `wanted` is not
+    False.
 
     Raises:
-      ValueError: it is wanted and not offered.
+      ValueError: continuation is wanted but not offered.
     """
     offered = set(metadata.get("chunking") or ()) >= set(CONTROLS)
     if wanted and not offered:
@@ -70,7 +71,7 @@ def continues(url: str, metadata: Mapping[str, Any], wanted: bool | None) -> boo
 
 
 def flat(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by the last parts of their keys, by which servers tell them."""
+    """Values by the last parts of their keys, by which servers recognise them."""
     found: dict[str, Any] = {}
     for key, value in message.items():
         found.update(flat(value) if isinstance(value, Mapping) else {last_part(key): value})

@@ -1,6 +1,6 @@
-"""A policy server reached through one thread: questions go in and answers come out without ever
-making the control loop wait. The thread connects, connects again after a growing pause when it is
-cut off or not answered in time, and ends with the block that began it.
+"""Connection to a policy server, kept by one thread: requests go in and answers come out without
+ever making the control loop wait. The thread connects, reconnects after a growing pause when the
+connection is lost or an answer is late, and ends with the block that started it.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from .wire import encoder, pack, unpack
 log = logging.getLogger("chiliad_client")
 
 _LARGEST = 64 * 2**20
-"""Bytes of an answer."""
+"""Largest answer, in bytes."""
 _OPENING_SECONDS, _CLOSING_SECONDS = 10.0, 1.0
 _TOO_BIG = 1009
-"""Close code of a message that is longer than the server reads."""
+"""Close code for a message that is longer than the server accepts."""
 
 
 class ServerSession(NamedTuple):
-    """A connection that stands: its number, and what the server told of itself."""
+    """An open connection: its number, and the metadata that the server sent."""
 
     number: int
     metadata: Mapping[str, Any]
 
 
 class ServerAnswer(NamedTuple):
-    """Answer to question `number`: what came, or `refusal`, the server's reason for none."""
+    """Answer to request `number`: its content, or `refusal`, the server's reason for none."""
 
     number: int
     content: Mapping[str, Any]
@@ -46,30 +46,31 @@ class ServerAnswer(NamedTuple):
 
 @dataclass(frozen=True)
 class Backoff:
-    """Pauses before connecting again: `first` seconds, twice as long each time, at most `most`."""
+    """Pauses before reconnecting: `first` seconds, twice as long each time, at most `most`."""
 
     first: float = 0.1
     most: float = 5.0
 
     def seconds(self, failures: int) -> float:
-        """The pause after so many failures in a row, at least one."""
+        """The pause after this many failures in a row, at least one."""
         return min(self.most, self.first * 2.0 ** min(failures - 1, 60))
 
 
 class Connection:
-    """Use as a context manager; one question is under way at a time, and one more may wait.
+    """Connection to a policy server; use as a context manager. One request is in flight at a time,
+    and one more may wait.
 
     Args:
       url: ws://HOST:PORT or wss://….
-      token: secret that the server wants to be shown, if any.
-      tls: for wss:// with a certificate of one's own.
-      jpeg: quality, 1 to 100, in which pictures are sent as JPEG; as they are if None.
-      answer_within: seconds of sending a question and waiting for its answer, until it counts as
-        lost, and the connection with it.
+      token: secret that the server requires, if any.
+      tls: for wss:// with a certificate of your own.
+      jpeg: quality, 1 to 100, at which images are sent as JPEG; None sends them as they are.
+      answer_within: seconds to send a request and receive its answer; after that, the request and
+        its connection count as lost.
 
     Raises:
-      ValueError: the URL is of another kind, or the quality is out of range.
-      ImportError: nothing is there to make JPEG with.
+      ValueError: the URL is not ws:// or wss://, or the quality is out of range.
+      ImportError: no JPEG encoder is installed.
     """
 
     def __init__(
@@ -107,10 +108,10 @@ class Connection:
 
     @property
     def session(self) -> ServerSession | None:
-        """The connection that stands, None while there is none.
+        """The open connection, None while there is none.
 
         Raises:
-          ValueError: there will never be one, and why.
+          ValueError: there will never be one; says why.
         """
         with self._changed:
             if self._broken is not None:
@@ -118,11 +119,11 @@ class Connection:
             return self._session
 
     def wait(self, seconds: float) -> ServerSession:
-        """The connection, once it stands.
+        """Waits for the open connection and returns it.
 
         Raises:
-          ConnectionError: it did not within these seconds.
-          ValueError: it never will.
+          ConnectionError: it is not open within these seconds.
+          ValueError: it will never open.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._session or self._broken, seconds)
@@ -135,8 +136,9 @@ class Connection:
         return session
 
     def ask(self, message: Mapping[str, Any]) -> int:
-        """Number of a question, which is sent as soon as the one before it is answered; one that
-        still waited is dropped. Never waits. Arrays are copied, so that a robot may reuse them."""
+        """Queues a request and returns its number; never waits. It is sent when the previous
+        request is answered, and replaces one that still waits. Arrays are copied, so that a robot
+        may reuse them."""
         copied = _copied(message)
         with self._changed:
             self._asked += 1
@@ -147,16 +149,16 @@ class Connection:
         return number
 
     def answer(self) -> ServerAnswer | None:
-        """The next answer, if one has come; never waits."""
+        """The next answer, if one has arrived; never waits."""
         with self._changed:
             return self._answers.popleft() if self._answers else None
 
     def infer(self, message: Mapping[str, Any], seconds: float = 60.0) -> Mapping[str, Any]:
-        """The answer to a message, waited for; for programs without a control loop.
+        """Sends a request and waits for its answer; for programs without a control loop.
 
         Raises:
-          ConnectionError: none came within these seconds, or the connection was lost.
-          ValueError: the server refused it, or will never let this client in.
+          ConnectionError: no answer arrived within these seconds, or the connection was lost.
+          ValueError: the server refused the request, or the connection will never open.
         """
         session = self.wait(seconds)
         with self._changed:
@@ -226,7 +228,7 @@ class Connection:
                 await asyncio.sleep(self._backoff.seconds(failures))
 
     async def _connected(self) -> None:
-        """Serves one connection until it ends, which is an error."""
+        """Serves one connection until it ends, which raises an error."""
         async with connect(
             self.url,
             compression=None,
@@ -247,7 +249,7 @@ class Connection:
                 self._set_session(ServerSession(self._opened, metadata))
                 log.info("%s: connected", self.url)
                 await self._converse(socket)
-            finally:  # a dead link takes no goodbye, so leaving may not wait for it
+            finally:  # a dead link never confirms a close, so do not wait for it
                 asyncio.get_running_loop().call_later(_CLOSING_SECONDS, socket.transport.abort)
 
     async def _converse(self, socket: ClientConnection) -> None:
@@ -262,7 +264,7 @@ class Connection:
                     question, self._waiting = self._waiting, None
                 if question is None:
                     if closed.done():
-                        await socket.recv()  # raises what closed it
+                        await socket.recv()  # raises the error that closed it
                     continue
                 number, message = question
                 exchange = _exchange(socket, pack(message, self._jpeg))
@@ -333,8 +335,8 @@ async def _exchange(socket: ClientConnection, question: bytes) -> Any:
 
 
 async def _within(seconds: float, work: Coroutine[Any, Any, Any]) -> Any:
-    """The result of `work`; asyncio.TimeoutError if it takes longer. `asyncio.wait_for` loses a
-    cancellation that comes in the turn in which the work ends, before Python 3.12."""
+    """The result of `work`; asyncio.TimeoutError if it takes longer. Before Python 3.12,
+    `asyncio.wait_for` loses a cancellation that comes in the loop's turn in which the work ends."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait({task}, timeout=seconds)

@@ -1,5 +1,5 @@
-"""The parts that a control loop is given and gives: its settings, the robot, the server and the
-recorder as it sees them, the command of a tick and the counts of a run.
+"""Inputs and outputs of a control loop: its settings, the interfaces of the robot, the server and
+the recorder, the command of a tick, and the counts of a run.
 """
 
 from __future__ import annotations
@@ -17,50 +17,50 @@ Mode = Literal["act", "hold", "stop"]
 
 
 class RealRobot(Protocol):
-    """A robot as the loop sees it; anything with these three methods."""
+    """Robot interface of the loop: anything with these three methods."""
 
     def observe(self) -> Mapping[str, Any]:
-        """Pictures uint8 [h, w, 3] and numbers [n] by the server's keys, without the prompt."""
+        """Images uint8 [h, w, 3] and numbers [n] by the server's keys, without the prompt."""
 
     def act(self, action: np.ndarray) -> Any:
-        """Sends a command [a] and returns at once; may return what was truly sent, [a]."""
+        """Sends a command [a] and returns at once; may return what was actually sent, [a]."""
 
     def hold(self, seen: Mapping[str, Any], last: np.ndarray | None) -> Any:
-        """The command [a] that keeps it where it is: of absolute targets the `last` command, or
-        where it stands if that is None; of relative ones zeros."""
+        """The command [a] that keeps the robot where it is. For absolute targets: `last`, or the
+        current position if that is None. For relative targets: zeros."""
 
 
 class ServerLink(Protocol):
-    """A server as the loop sees it; `Connection` is one."""
+    """Server interface of the loop; `Connection` implements it."""
 
     url: str
 
     @property
     def session(self) -> ServerSession | None:
-        """The connection that stands; ValueError if there will never be one."""
+        """The open connection, if there is one; ValueError if there will never be one."""
 
     def ask(self, message: Mapping[str, Any]) -> int:
-        """Number of a question; never waits."""
+        """Sends a request and returns its number; never waits."""
 
     def answer(self) -> ServerAnswer | None:
-        """The next answer, if one has come; never waits."""
+        """The next answer, if one has arrived; never waits."""
 
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """Rate and manner of a control loop.
+    """Settings of a control loop.
 
     Args:
-      hz: ticks a second: the rate that the policy was trained at.
-      replan: steps of a chunk that are acted before the next is asked for; half of it if None.
+      hz: ticks per second: the rate that the policy was trained at.
+      replan: steps of a chunk to execute before the next is requested; half of it if None.
       overlap: see `chunks.Overlap`.
-      chunking: whether the server continues its last chunk; None where it can.
-      max_age: seconds that an observation may be old when its action is sent; None for the whole
-        chunk.
-      stop_after: seconds without an action, after the first, until the robot is stopped.
+      chunking: whether the server continues its last chunk; None: if it can.
+      max_age: largest age of an observation, in seconds, when its action is sent; None for the
+        whole chunk.
+      stop_after: seconds without an action, after the first action, until the robot is stopped.
 
     Raises:
-      ValueError: they make no sense, or contradict each other.
+      ValueError: a setting is invalid, or settings contradict each other.
     """
 
     hz: float
@@ -87,9 +87,9 @@ class LoopSettings:
 
 
 class Command(NamedTuple):
-    """Command of one tick. `sent` [a] is what the robot was sent, `planned` [a] what the policy
-    wanted (None where the tick has no action), `age` the ticks since what that was made from was
-    seen, and `limited` the limits that changed it."""
+    """Command of one tick: `sent` [a] to the robot; `planned` [a] by the policy (None if the tick
+    has no action); `age`, the ticks since the observation behind `planned`; and `limited`, the
+    limits that changed it."""
 
     tick: int
     mode: Mode
@@ -100,13 +100,13 @@ class Command(NamedTuple):
 
 
 class TickRecorder(Protocol):
-    """Takes in what was seen and sent; `EpisodeRecorder` is one."""
+    """Records what was observed and sent; `EpisodeRecorder` is one."""
 
     def begin(self, hz: float, prompt: str) -> None:
-        """Begins an episode, and ends the one under way."""
+        """Begins an episode, and ends the current one."""
 
     def add(self, seen: Mapping[str, Any], command: Command, seconds: float) -> None:
-        """One tick, at `seconds` of a clock; never waits."""
+        """Adds one tick, at `seconds` of a clock; never waits."""
 
     def end(self) -> None:
         """Ends the episode."""
@@ -114,11 +114,11 @@ class TickRecorder(Protocol):
 
 @dataclass(frozen=True)
 class DriveReport:
-    """Counts of a run. `ticks`: by mode. `missed`: ticks that passed without a command, as the
-    robot or this program was slow. `limited`: commands that a limit changed, by limit. `answers`,
-    `refused`, `lost`: of the questions. `expired`: answers that came when all they say was over, or
-    to what was seen before the robot was stopped. `late`: answers after the promised steps.
-    `delays`: ticks from observation to answer."""
+    """Counts of a run. `ticks`: by mode. `missed`: ticks without a command, because the robot or
+    this program was slow. `limited`: commands that a limit changed, by limit. `answers`, `refused`,
+    `lost`: requests by result. `expired`: answers whose actions were all over or too old on
+    arrival, or whose observation precedes the robot's last stop. `late`: answers after the promised
+    steps. `delays`: ticks from observation to answer."""
 
     ticks: Mapping[str, int]
     missed: int

@@ -1,6 +1,6 @@
-"""LeRobot's robots driven by the control loop: what `Robot.get_observation` and `send_action` of
-LeRobot 0.3 to 0.6 give and take (src/lerobot/robots/robot.py), as the policy's state, pictures and
-actions. LeRobot itself is not imported: any object with these methods will do.
+"""Lets the control loop drive LeRobot's robots: converts what `Robot.get_observation` returns and
+`send_action` takes in LeRobot 0.3 to 0.6 (src/lerobot/robots/robot.py) to and from the policy's
+state, images and actions. LeRobot itself is not imported: any object with these methods works.
 """
 
 from __future__ import annotations
@@ -31,28 +31,29 @@ class LeRobotLike(Protocol):
         """Opens motors and cameras."""
 
     def get_observation(self) -> Mapping[str, Any]:
-        """Numbers and pictures by name."""
+        """Numbers and images by name."""
 
     def send_action(self, action: dict[str, float]) -> Mapping[str, Any] | None:
-        """Sends numbers by name; returns what was truly sent, as far as it differs."""
+        """Sends numbers by name; returns those actually sent, where they differ."""
 
     def disconnect(self) -> None:
         """Closes motors and cameras."""
 
 
 class LeRobotRobot:
-    """A LeRobot robot for `drive`; as a context manager it connects and disconnects it.
+    """A LeRobot robot for `drive`; as a context manager, it connects and disconnects the robot.
 
-    The state is its floats in the order of `observation_features`, and actions are in the order of
-    `action_features`, both as LeRobot records them. Actions must be absolute targets of numbers
-    that it also observes, as `SO100`'s are; for others override `hold`.
+    The state is the robot's floats in the order of `observation_features`, and actions are in the
+    order of `action_features`, both as LeRobot records them. Actions must be absolute targets of
+    numbers that the robot also observes, as `SO100`'s are; for others, override `hold`.
 
     Args:
-      cameras: {its camera's name: the server's} of those to send; all by their own names if None.
+      cameras: {robot's camera: server's camera} of those to send; all under their own names if
+        None.
 
     Raises:
-      ValueError: it observes no numbers, a camera is not its own, or a key of the action is not
-        among what it observes.
+      ValueError: the robot observes no numbers, lacks one of the cameras, or does not observe a key
+        of its action.
     """
 
     def __init__(self, robot: LeRobotLike, cameras: Mapping[str, str] | None = None) -> None:
@@ -78,7 +79,7 @@ class LeRobotRobot:
             )
 
     def observe(self) -> dict[str, Any]:
-        """State float32 [s], and pictures uint8 [h, w, 3] by camera."""
+        """State float32 [s], and images uint8 [h, w, 3] by camera."""
         seen = self.robot.get_observation()
         state = np.array([float(seen[name]) for name in self.state_names], np.float32)
         pictures = {
@@ -87,13 +88,13 @@ class LeRobotRobot:
         return {**pictures, _STATE: state}
 
     def act(self, action: np.ndarray) -> np.ndarray:
-        """Sends an action [a]; returns what the robot says it was truly sent, [a]."""
+        """Sends an action [a]; returns the action that the robot reports as sent, [a]."""
         given = {name: float(value) for name, value in zip(self.action_names, action)}
         sent = {**given, **(self.robot.send_action(given) or {})}
         return np.array([float(sent[name]) for name in self.action_names])
 
     def hold(self, seen: Mapping[str, Any], last: np.ndarray | None) -> np.ndarray:
-        """The last command, or where it stands."""
+        """The last command, or the current position if there is none."""
         if last is not None:
             return last
         places = [self.state_names.index(name) for name in self.action_names]

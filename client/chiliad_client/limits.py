@@ -1,6 +1,6 @@
-"""Safety limits of what a robot is told: ranges of the action, its largest change in a tick, and a
-box that a user's forward kinematics must stay in. Every command of the loop goes through them,
-those that hold and stop the robot too.
+"""Safety limits for a robot's commands: ranges of the action, its largest change per tick, and a
+box that the user's forward kinematics must stay in. Every command of the loop passes through them,
+including those that hold and stop the robot.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ _HALVINGS = 24
 
 
 class Limited(NamedTuple):
-    """An action [a] within the limits, and those that changed it: of "range", "step", "box"."""
+    """An action [a] within the limits, and the limits that changed it: of "range", "step",
+    "box"."""
 
     action: np.ndarray
     by: tuple[str, ...]
@@ -26,17 +27,19 @@ class Limited(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SafetyLimits:
-    """Numbers [a] in the action's units, or one for all of its dims.
+    """Limits in the action's units: numbers [a], or one number for all dims.
 
     Args:
       low, high: range of the action.
-      step: largest distance from the action that holds the robot: of absolute targets that is the
-        largest change in a tick (speed / hz), of relative ones their largest size.
-      box: corners [k] and [k] that `forward` stays between.
-      forward: forward kinematics: the place [k] that an action [a] leads to, given what is seen.
+      step: largest distance from the action that holds the robot: for absolute targets, the largest
+        change per tick (speed / hz); for relative ones, their largest size.
+      box: lower and upper corner, [k] each, for `forward` to stay between.
+      forward: forward kinematics: the position [k] that an action [a] leads to, given the
+        observation.
 
     Raises:
-      ValueError: they contradict each other, or a box lacks its `forward`.
+      ValueError: limits are invalid or contradict each other, or only one of `box` and `forward` is
+        given.
     """
 
     low: Bound = None
@@ -66,8 +69,8 @@ class SafetyLimits:
             object.__setattr__(self, "box", (corners[0], corners[1]))
 
     def check(self, rest: np.ndarray, seen: Mapping[str, Any]) -> None:
-        """Raises ValueError, which names dim and value, unless a robot that is held by `rest` can
-        start: it stands within the limits, or is led back into its ranges by one step."""
+        """Raises ValueError, naming dim and value, unless a robot held by `rest` can start: it is
+        within the limits, or one step brings it back into its ranges."""
         for name in ("low", "high", "step"):
             bound = getattr(self, name)
             if bound is not None and bound.ndim and bound.shape != rest.shape:
@@ -91,13 +94,13 @@ class SafetyLimits:
             )
 
     def applied(self, wanted: np.ndarray, rest: np.ndarray, seen: Mapping[str, Any]) -> Limited:
-        """The action to send in place of `wanted` [a]: cut to its range, then to a step from
-        `rest`, the action that holds the robot, then drawn back towards that until it is in the
-        box. Where nothing on the way is in the box, it is `rest`. So a robot that is held outside
-        its range is led back into it step by step.
+        """The action to send instead of `wanted` [a]: clipped to its range, then to a step from
+        `rest`, the action that holds the robot, then moved back towards `rest` until it is in the
+        box. If `rest` itself is outside the box, the result is `rest`. A robot that is held outside
+        its range therefore returns into it step by step.
 
         Raises:
-          ValueError: one of them is not finite.
+          ValueError: `wanted` or `rest` is not finite.
         """
         if not (np.isfinite(wanted).all() and np.isfinite(rest).all()):
             raise ValueError(
@@ -140,8 +143,8 @@ class SafetyLimits:
     def _drawn_back(
         self, action: np.ndarray, rest: np.ndarray, seen: Mapping[str, Any]
     ) -> np.ndarray:
-        """The furthest found point towards an action outside the box that is inside; `rest` if
-        that is outside itself."""
+        """The furthest point found inside the box on the way from `rest` to an action outside it;
+        `rest` if `rest` itself is outside."""
         if not self._inside(rest, seen):
             return rest
         inside, outside = 0.0, 1.0

@@ -1,7 +1,7 @@
-"""The control loop: at every tick of a fixed rate it observes, takes what the server has answered,
-sends the robot exactly one command within its limits, and asks for the next chunk in time. It never
-waits for the server: while there is no action for a tick the robot is held, and after a silence it
-is stopped if the user says how.
+"""The control loop: at every tick of a fixed rate it observes, takes in the server's answers, sends
+the robot exactly one command within its limits, and requests the next chunk in time. It never waits
+for the server: while there is no action for a tick it holds the robot, and after a longer silence
+it stops the robot if the user gives a `stop` function.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _RETRY_SECONDS = 1.0
 
 
 class _Asked(NamedTuple):
-    """A question under way. `idle`: ticks so far for which the plan had no action."""
+    """A request in flight. `idle`: ticks so far for which the plan had no action."""
 
     number: int
     tick: int
@@ -47,15 +47,15 @@ class _Asked(NamedTuple):
 
 @dataclass(eq=False)
 class ControlLoop:
-    """Drives a robot by a server's answers.
+    """Drives a robot with a server's answers.
 
     Args:
-      stop: command [a] of each tick after a silence of `stop_after`, given what is seen and the
-        last command; holds for as long as it takes if None.
+      stop: command [a] of each tick after a silence of `stop_after`, given the observation and the
+        last command; if None, the robot is held throughout the silence.
       clock: source of time.
 
     Raises:
-      ValueError: nothing; `run` and `step` do, for what does not agree.
+      ValueError: only in `run` and `step`, if robot and server do not agree.
     """
 
     robot: RealRobot
@@ -76,7 +76,7 @@ class ControlLoop:
         self._begin()
 
     def _begin(self) -> None:
-        """Forgets the episode before, and all that its server knew."""
+        """Forgets the previous episode, and everything about its server session."""
         self._missed += self._pace.missed
         self._pace = Pace(self.settings.hz, self.clock)
         self._plan = ActionPlan()
@@ -98,12 +98,12 @@ class ControlLoop:
         seconds: float | None = None,
         until: Callable[[Mapping[str, Any]], bool] | None = None,
     ) -> DriveReport:
-        """Drives an episode until so many seconds have passed, what is seen says so, or `end` is
-        called. Its last command holds the robot, whatever ended it.
+        """Drives an episode until so many seconds have passed, `until` returns True for an
+        observation, or `end` is called. Its last command holds the robot, whatever ended it.
 
         Raises:
-          ValueError: robot and server do not agree, or the robot stands outside its limits.
-          Exception: whatever the robot raises.
+          ValueError: robot and server do not agree, or the robot is outside its limits.
+          Exception: any error that the robot raises.
         """
         self._begin()
         ticks = math.inf if seconds is None else math.ceil(seconds * self.settings.hz)
@@ -125,19 +125,20 @@ class ControlLoop:
         return self.report
 
     def step(self) -> Command:
-        """Waits for the next tick and sends its command: a `run` that the caller ends."""
+        """Waits for the next tick and sends its command; an alternative to `run` that the caller
+        ends."""
         return self._step(self._pace.wait())
 
     def end(self) -> None:
-        """Ends `run` after the tick under way; may be called from any thread."""
+        """Ends `run` after the current tick; may be called from any thread."""
         self._ended = True
 
     def say(self, prompt: str) -> None:
-        """Has the next chunk asked for with another prompt; may be called from any thread."""
+        """Sets the prompt of the next request; may be called from any thread."""
         self.prompt = prompt
 
     def resume(self) -> None:
-        """Lets a robot that was stopped act again; may be called from any thread."""
+        """Lets a stopped robot act again; may be called from any thread."""
         self._acted, self._stopped = None, False
 
     @property
@@ -184,7 +185,7 @@ class ControlLoop:
         return rest
 
     def _hear(self, tick: int, rest: np.ndarray) -> None:
-        """Takes in what the server has answered, and whether it is still the same."""
+        """Takes in the server's answers, and checks a new session's metadata."""
         while (answer := self.server.answer()) is not None:
             if self._asked is not None and answer.number == self._asked.number:
                 asked, self._asked = self._asked, None
@@ -202,9 +203,9 @@ class ControlLoop:
             self._continues = continues(url, told, wanted)
 
     def _take(self, answer: ServerAnswer, asked: _Asked, tick: int, dims: int) -> None:
-        """Merges an answer into the plan. Its first action is for the tick that it was asked at,
-        later by as many as the robot has been held since, for so long nothing moved. What was seen
-        before the robot was last stopped says nothing of where it is now."""
+        """Merges an answer into the plan. Its first action is for the tick of its request, moved
+        later by the ticks for which the robot has been held since, because nothing moved then. An
+        observation from before the robot's last stop says nothing about where it is now."""
         if answer.refusal is not None:
             self._refuse(answer.refusal, tick)
             return
@@ -278,7 +279,7 @@ class ControlLoop:
             self._acted = command.tick
 
     def _ask(self, tick: int, idle: int) -> None:
-        """Asks for the next chunk by what was seen at this tick, if it is time."""
+        """Requests the next chunk for the observation of this tick, if it is time."""
         if self._session is None or self._asked or self._stopped or tick < self._retry:
             return
         delay = self._delays.expected
@@ -298,7 +299,7 @@ class ControlLoop:
         self._asked = _Asked(number, tick, committed, idle)
 
     def _record(self, command: Command) -> None:
-        """One more tick of the episode; another prompt begins another episode."""
+        """Records one more tick of the episode; a new prompt begins a new episode."""
         if self.recorder is None or self._last is None:
             return
         if self._told != self.prompt:
@@ -311,7 +312,7 @@ class ControlLoop:
         return limit is not None and tick - observed > limit * self.settings.hz
 
     def _hold_at_once(self) -> None:
-        """Holds the robot after an error, without its box where `forward` is what fails."""
+        """Holds the robot after an error, without its box if `forward` itself fails."""
         if self._last is None:
             return
         rest, limits = self._rest(), self.limits
@@ -324,7 +325,7 @@ class ControlLoop:
 
 
 def _truly_sent(done: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """The action that a robot's `act` says it was sent, in place of one of this shape."""
+    """The action that a robot's `act` reports as sent, in place of one of this shape."""
     try:
         sent = np.array(done, np.float64)
     except (TypeError, ValueError):

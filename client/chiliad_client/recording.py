@@ -1,9 +1,9 @@
-"""Recording of what a robot saw and was sent: one .npz file for each episode, written by a thread
-while the robot acts, so that memory holds a few ticks and the loop never waits for the disk.
-`python -m tools.data from-robot` makes a LeRobot dataset of them.
+"""Recording of a robot's observations and commands: one .npz file for each episode, written by a
+thread while the robot acts. Memory holds a few ticks, and the loop never waits for the disk.
+`python -m tools.data from-robot` makes a LeRobot dataset of the files.
 
-A file has columns [ticks, …] under LeRobot's names, pictures as `observation.images.NAME/000000`
-and so on (.npy, or .jpg), and `task`, `hz` and `dropped`.
+A file has columns [ticks, …] under LeRobot's names, images as `observation.images.NAME/000000` and
+so on (.npy, or .jpg), and `task`, `hz` and `dropped`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _QUEUED = 64
 
 
 class _Edge(NamedTuple):
-    """Beginning of an episode, or its end where there is no prompt; ticks dropped so far."""
+    """Start of an episode, or its end if there is no prompt; `dropped`: ticks dropped so far."""
 
     dropped: int
     hz: float = 0.0
@@ -54,16 +54,17 @@ class _Tick:
 
 
 class EpisodeRecorder:
-    """Use as a context manager: what is recorded is whole when the block ends. A file that is being
-    written has the suffix .partial; a killed process leaves it behind, unreadable.
+    """Recorder of episodes, a context manager: the recording is complete when its block ends. A
+    file that is being written has the suffix .partial; a killed process leaves it behind,
+    unreadable.
 
     Args:
-      folder: to write `episode_000000.npz` and so on to, after those that are there.
-      jpeg: quality, 1 to 100, in which pictures are kept; as they are if None.
-      queued: ticks that may wait for the disk; more are left out and counted.
+      folder: for `episode_000000.npz` and so on, numbered after the existing files.
+      jpeg: quality, 1 to 100, at which images are stored as JPEG; None stores them as they are.
+      queued: ticks that may wait for the disk; more are dropped and counted.
 
     Raises:
-      ImportError: nothing is there to make JPEG with.
+      ImportError: no JPEG encoder is installed.
     """
 
     def __init__(
@@ -82,11 +83,12 @@ class EpisodeRecorder:
         self._thread = threading.Thread(target=self._run, name="chiliad recorder", daemon=True)
 
     def begin(self, hz: float, prompt: str) -> None:
-        """Begins an episode, after the one under way if there is one."""
+        """Begins an episode, after ending the current one if there is one."""
         self._queue.put(_Edge(self._dropped, hz, prompt))
 
     def add(self, seen: Mapping[str, Any], command: Command, seconds: float) -> None:
-        """One tick; never waits. Arrays are copied. Left out and counted where the disk lags."""
+        """Adds one tick; never waits. Arrays are copied. If the disk lags, the tick is dropped and
+        counted."""
         if not self._places.acquire(blocking=False):
             self._dropped += 1
             if self._dropped == 1:
@@ -100,7 +102,7 @@ class EpisodeRecorder:
 
     @property
     def dropped(self) -> int:
-        """Ticks that were left out so far."""
+        """Ticks dropped so far."""
         return self._dropped
 
     def __enter__(self) -> EpisodeRecorder:
@@ -171,7 +173,7 @@ class EpisodeRecorder:
             self._rows[name].append(value)
 
     def _finish(self, dropped: int) -> None:
-        """Writes the columns of the episode under way and gives its file its name."""
+        """Writes the columns of the current episode and gives its file the final name."""
         file, self._file = self._file, None
         if file is None:
             return

@@ -1,6 +1,6 @@
 """Messages of openpi's websocket protocol: msgpack maps whose arrays are maps of their own, with
 the byte keys `__ndarray__`, `data`, `dtype` and `shape`, and `__npgeneric__` for numpy's scalars.
-Chiliad's server also reads `__jpeg__` with `data`: a picture as the bytes of a JPEG file.
+Chiliad's server also reads `__jpeg__` with `data`: an image as the bytes of a JPEG file.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _KINDS = "biuf"
 
 
 def pack(message: Mapping[str, Any], jpeg: int | None = None) -> bytes:
-    """A message with numpy arrays and scalars among its values; with `jpeg`, 1 to 100, uint8
-    pictures [h, w, 3] are sent as JPEG of that quality.
+    """Encodes a message that may contain numpy arrays and scalars. With `jpeg`, 1 to 100, uint8
+    images [h, w, 3] are sent as JPEG of that quality.
 
     Raises:
-      ValueError: an array is not of bools, whole or floating-point numbers.
-      ImportError: neither simplejpeg nor pillow is there to encode with.
+      ValueError: an array holds anything but bools, integers or floating-point numbers.
+      ImportError: neither simplejpeg nor pillow is installed.
     """
     encode = None if jpeg is None else encoder()
 
@@ -36,7 +36,7 @@ def unpack(data: bytes) -> dict[str, Any]:
     """Inverse of `pack` without `jpeg`; arrays are read-only. Nothing is ever unpickled.
 
     Raises:
-      ValueError: these bytes are no such message.
+      ValueError: the bytes are not such a message.
     """
     try:
         message = msgpack.unpackb(data, object_hook=_unpacked)
@@ -48,7 +48,7 @@ def unpack(data: bytes) -> dict[str, Any]:
 
 
 def encoder() -> Callable[[np.ndarray, int | None], bytes]:
-    """An encoder of pictures uint8 [h, w, 3] as JPEG of a quality, by simplejpeg or else pillow.
+    """Encoder of images uint8 [h, w, 3] as JPEG of a given quality, by simplejpeg or else pillow.
 
     Raises:
       ImportError: neither is installed.

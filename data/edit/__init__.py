@@ -1,1 +1,1 @@
-"""Datasets edited: episodes chosen, cut, renamed, joined and encoded otherwise."""
+"""Editing of datasets: choosing and trimming episodes, renaming, joining and re-encoding."""

@@ -1,8 +1,8 @@
-"""LeRobot datasets edited into new ones: episodes deleted, kept, ordered, split and joined, frames
-cut off, tasks, columns and cameras renamed or left out, videos encoded again, the rate lowered.
+"""Edits LeRobot datasets into new ones: deletes, keeps, orders, splits and joins episodes, trims
+frames, renames tasks, renames or drops columns and cameras, re-encodes videos, lowers the rate.
 
-What LeRobot's `lerobot-edit-dataset` does, and that without encoding the videos again: packets are
-copied. The result appears when it is whole; interrupted, the same call goes on.
+It does what LeRobot's `lerobot-edit-dataset` does without re-encoding the videos: packets are
+copied. The result appears when it is complete; after an interruption, the same call resumes.
 """
 
 import json
@@ -29,17 +29,17 @@ def edit_dataset(
     data_megabytes: float = 100,
     video_megabytes: float = 200,
 ) -> dict[str, EditPlan]:
-    """Writes the edited datasets as v3.0: to the folder `out`, with splits to folders in it.
+    """Writes the edited datasets as v3.0 to the folder `out`; splits go to folders in it.
 
-    A dataset may be v2.0, v2.1 or v3.0, a folder or a URL. Where `out` is the only one of `paths`,
-    the old dataset is moved to `<out>.old` in the moment in which the new one is whole.
+    A dataset may be v2.0, v2.1 or v3.0, a folder or a URL. If `out` is the only one of `paths`, the
+    old dataset is moved to `<out>.old` when the new one is complete.
 
     Args:
       paths: datasets, joined in this order.
-      progress: called with frames done and frames in all.
+      progress: called with the frames done and the total.
 
     Returns:
-      Plans of what was written, by the names of the splits ("" without).
+      Plans of what was written, by the name of the split ("" without splits).
 
     Raises:
       ValueError: the edit does not fit the datasets, `out` is not empty, `<out>.old` is in the way,
@@ -47,13 +47,13 @@ def edit_dataset(
       MissingFileError, DatasetError: a file of a dataset is missing or damaged.
       OSError: the disk is full or fails.
 
-    What is finished when an error comes stays in `<out>.partial`, which is gone if nothing is.
+    After an error, finished files stay in `<out>.partial`, which is removed if there are none.
     """
     out = Path(os.path.abspath(out))
     in_place = _is_in_place(paths, out)
     old, partial = out.with_name(out.name + ".old"), partial_of(out)
     limits = {"data_megabytes": data_megabytes, "video_megabytes": video_megabytes}
-    if (out / JOURNAL).is_file():  # it was killed when the new dataset was in its place
+    if (out / JOURNAL).is_file():  # killed after the new dataset was put in place
         if in_place and partial.exists():
             partial.rename(old)
         begun = FileJournal.header(out / JOURNAL)
@@ -99,8 +99,8 @@ def _about(plans: Mapping[str, EditPlan], limits: Mapping[str, float]) -> Any:
 
 
 def _remove_journals(out: Path) -> None:
-    """Removes the journals of a dataset, or of splits and of all; that by which the others are
-    found goes last."""
+    """Removes the journals of a dataset, or of its splits and of the whole edit. The one by which
+    the others are found is removed last."""
     for journal in (*out.glob(f"*/{JOURNAL}"), out / JOURNAL):
         journal.unlink()
 

@@ -1,5 +1,5 @@
-"""Finished files of a dataset that is being written, a line of JSON for each, so that the work goes
-on behind them when it was interrupted.
+"""Journal of a dataset that is being written: a line of JSON for each finished file, so that
+interrupted work resumes after them.
 """
 
 import fcntl
@@ -13,15 +13,16 @@ _WHOLE = "whole"
 
 
 class FileJournal:
-    """The file `path`: for each track (a camera, or the rows) the files that are whole, each with
-    its entries, one for every episode in it. A last line that a kill tore is dropped.
+    """The journal at `path`: for each track (a camera, or the rows) the finished files, each with
+    its entries, one for every episode in it. An incomplete last line of a killed process is
+    dropped.
 
-    Use as a context manager: no other process has it within the block. If that fails before any
-    file is whole, in the folder or in one with a journal in it, the folder goes.
+    Use as a context manager: no other process can hold the journal within the block. If the block
+    fails before any file is finished, the folder is removed, unless a folder in it has a journal.
 
     Raises:
-      ValueError: it was begun for something else than `about`, a line is damaged, its folder holds
-        files and no journal, or another process has it.
+      ValueError: the journal was begun for something other than `about`, a line is damaged, its
+        folder holds files but no journal, or another process holds it.
     """
 
     def __init__(self, path: Path, about: Any) -> None:
@@ -43,7 +44,7 @@ class FileJournal:
             ) from None
         except BaseException:
             self._held.close()
-            if b"\n" not in path.read_bytes():  # of a disk on which not even this had room
+            if b"\n" not in path.read_bytes():  # the disk had no room even for this
                 shutil.rmtree(path.parent, ignore_errors=True)
             raise
 
@@ -81,7 +82,7 @@ class FileJournal:
 
     @staticmethod
     def header(path: Path) -> Any:
-        """The first line of a journal, as it is compared; None if it is damaged."""
+        """The first line of a journal, parsed for comparison; None if it is damaged."""
         try:
             return json.loads(path.read_bytes().partition(b"\n")[0])
         except (ValueError, RecursionError):
@@ -93,7 +94,7 @@ class FileJournal:
         return any(line["track"] == _WHOLE for line in self._lines)
 
     def finish(self) -> None:
-        """Notes that nothing is left to do."""
+        """Records that nothing is left to do."""
         self.add(_WHOLE, (0, 0), [])
 
     def entries(self, track: str) -> list[dict[str, Any]]:
@@ -106,7 +107,7 @@ class FileJournal:
         return (found[-1][0], found[-1][1]) if found else (0, -1)
 
     def add(self, track: str, place: tuple[int, int], entries: list[dict[str, Any]]) -> None:
-        """Notes one more finished file."""
+        """Records one more finished file."""
         line = {"track": track, "place": place, "entries": entries}
         with self._path.open("ab") as file:
             file.write(_line(line))

@@ -1,8 +1,9 @@
-"""GR00T's `meta/modality.json` of an edited dataset: its entries name columns and cameras of the
-dataset, which an edit may call otherwise or leave out.
+"""GR00T's `meta/modality.json` for an edited dataset: its entries name columns and cameras of the
+dataset, which an edit may rename or drop.
 
-Where an entry has no `original_key`, Isaac-GR00T takes the usual column of its kind; of a camera
-the entry's own name, or that below observation.images (gr00t/data/schema.py and dataset.py).
+If an entry has no `original_key`, Isaac-GR00T uses the default column of its kind; for a camera, it
+uses the entry's own name, or that name below observation.images (gr00t/data/schema.py and
+dataset.py).
 """
 
 import json
@@ -26,15 +27,15 @@ _USUAL = {
 
 
 def write_edited_modality(source: LeRobotDataset, names: Mapping[str, str], root: Path) -> None:
-    """Writes the file of the dataset `source` for the new one at `root`: the same bytes where all
-    names stay. It is left out where no state, no action or no camera that it names stays, as no
-    reader takes it then.
+    """Writes `source`'s file for the new dataset at `root`; the same bytes if no name changes. If
+    it names states, actions or cameras and none of that kind remains, it is left out, because no
+    reader accepts it then.
 
     Args:
       names: the source's name of each column and camera of the new dataset.
 
     Raises:
-      DatasetError: it is no JSON of its kind, and names change.
+      DatasetError: the file is not valid JSON of its kind, and names change.
     """
     file, where = source.folder.local(MODALITY), source.path(MODALITY)
     now = {name: name for name in BOOKKEEPING} | {old: new for new, old in names.items()}
@@ -59,8 +60,8 @@ def _renamed(
     now: Mapping[str, str],
     source: LeRobotDataset,
 ) -> dict[str, Any]:
-    """Entries of one kind with the new names; those whose column is gone are left out, and those
-    that named none before stay as they are."""
+    """Entries of one kind with the new names. Entries whose column is gone are dropped; entries
+    that named no column of the source stay as they are."""
     found = {}
     for name, entry in entries.items():
         about = entry if isinstance(entry, dict) else {}

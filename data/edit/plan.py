@@ -1,7 +1,7 @@
 """Plan of an edited LeRobot dataset: which frames of which episodes it has, under which names.
 
-Made from metadata alone, so that a mistake in a command is found before anything is written.
-Episodes are numbered from 0 through all datasets that are joined, in their order.
+The plan uses only metadata, so that a mistake in a command is found before anything is written.
+Episodes are numbered from 0 across all datasets that are joined, in their order.
 """
 
 import unicodedata
@@ -23,12 +23,12 @@ from data.lerobot.recording import video_feature, video_info
 from data.video.encoding import VideoEncoding
 
 Numbers = tuple[int, ...]
-"""Numbers of episodes."""
+"""Episode numbers."""
 
 
 class Trim(NamedTuple):
-    """Frames `first` to `stop` (not included; None for the end) that are kept of some episodes, of
-    all if None."""
+    """Frames to keep of `episodes` (None: all), from `first` to `stop` (exclusive; None: the
+    end)."""
 
     episodes: Numbers | None
     first: int
@@ -37,14 +37,14 @@ class Trim(NamedTuple):
 
 @dataclass(frozen=True)
 class Edit:
-    """Changes to make; those that are left out change nothing.
+    """Changes to make; defaults change nothing.
 
-    `delete`, `keep` and `order` choose episodes, the last one in a new order, whatever is not named
-    behind them. `splits` are names with the episodes of each, or with shares of all, in order.
-    `tasks` gives episodes (None: all) an instruction, the last that names one counts, and
-    `task_names` new wordings to old ones. `names` gives columns and cameras other names, `drop`
-    leaves some out. With `encoding` all pictures are encoded again. `fps` is a lower rate, at which
-    the nearest frames are kept. `robot` is another robot's name.
+    `delete` and `keep` choose episodes; `order` lists those that come first, and the others follow.
+    `splits` are names with the episodes of each, or with shares of all, in order. `tasks` gives
+    episodes (None: all) an instruction; the last one that names an episode counts. `task_names`
+    replaces old wordings by new ones. `names` renames columns and cameras; `drop` removes some.
+    With `encoding`, all images are encoded again. `fps` is a lower rate, at which the nearest
+    frames are kept. `robot` is another robot's name.
     """
 
     delete: Numbers = ()
@@ -62,8 +62,8 @@ class Edit:
 
 
 class Part(NamedTuple):
-    """Frames of an episode of a source, in order: those `at`, or all where that is None. `task`
-    stands for the instructions of all of them, if it is not empty."""
+    """Frames of an episode of a source, in order: those `at`, or all if None. If `task` is not
+    empty, it replaces the instructions of all of them."""
 
     source: int
     episode: int
@@ -74,10 +74,10 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class EditPlan:
-    """A dataset to write: `parts` are its episodes.
+    """A dataset to write; `parts` are its episodes.
 
-    `features` are its columns and cameras, without bookkeeping; `names` those of each source for
-    them. `encoding` is None where packets are copied.
+    `features` are its columns and cameras, without bookkeeping; `names` maps them to each source's
+    names. `encoding` is None if packets are copied.
     """
 
     sources: tuple[LeRobotDataset, ...]
@@ -101,11 +101,11 @@ class EditPlan:
 
     @property
     def work(self) -> int:
-        """Frames to write, each counted with its rows and once for each camera."""
+        """Frames to write, counted once for the rows and once for each camera."""
         return self.num_frames * (1 + len(self.cameras))
 
     def to_json(self) -> dict[str, Any]:
-        """All that decides what is written, as plain data."""
+        """Everything that determines what is written, as plain data."""
         return {
             "sources": [source.digest for source in self.sources],
             "parts": [
@@ -123,11 +123,11 @@ class EditPlan:
 
 
 def plan_edit(sources: Sequence[LeRobotDataset], edit: Edit) -> dict[str, EditPlan]:
-    """Plans of the datasets to write by the names of the splits; one of name "" without splits.
+    """Plans of the datasets to write, by the name of the split; without splits, one named "".
 
     Raises:
-      ValueError: the edit names what is not there, leaves nothing, or joins what is unlike; says
-        which.
+      ValueError: the edit names something that does not exist, leaves nothing, or joins datasets
+        that differ; says which.
     """
     names = _names(sources, edit)
     fps = _rate(sources, edit)
@@ -207,7 +207,7 @@ def _splits(edit: Edit, chosen: list[int]) -> dict[str, list[int]]:
         total = sum(float(said) for _, said in edit.splits if isinstance(said, float))
         if total > 1 + 1e-9:
             raise ValueError(f"The shares of the splits are {total:g} in all; give at most 1.")
-        if total > 1 - 1e-9:  # what rounding has left
+        if total > 1 - 1e-9:  # left over by rounding
             found[edit.splits[-1][0]] += chosen[at:]
     return found
 
@@ -288,7 +288,7 @@ def _rate(sources: Sequence[LeRobotDataset], edit: Edit) -> float:
 
 
 def _names(sources: Sequence[LeRobotDataset], edit: Edit) -> tuple[dict[str, str], ...]:
-    """Names of each source for the columns and cameras of the new dataset."""
+    """Each source's names for the columns and cameras of the new dataset."""
     renamed, there = dict(edit.names), {name for source in sources for name in source.features}
     for what, named in (("rename", renamed), ("drop", edit.drop)):
         for name in named:
@@ -331,7 +331,7 @@ def _features(
     encoding: VideoEncoding | None,
     fps: float,
 ) -> dict[str, Any]:
-    """Features of the new dataset, which are those of every source."""
+    """Features of the new dataset, which every source shares."""
     of_source = [
         {new: source.features[old] for new, old in mapping.items()}
         for source, mapping in zip(sources, names, strict=True)
@@ -369,7 +369,7 @@ def _features(
 def _encoded(
     name: str, feature: Mapping[str, Any], encoding: VideoEncoding, fps: float
 ) -> Mapping[str, Any]:
-    """A camera whose pictures are encoded, those of a parquet too."""
+    """Feature of a camera whose images, in parquet too, are encoded as video."""
     about = feature.get("info") or feature.get("video_info") or {}
     if about.get("video.is_depth_map") or about.get("is_depth_map"):
         raise ValueError(
@@ -426,7 +426,7 @@ def _require_known(what: str, numbers: Sequence[int], count: int) -> None:
 
 
 _BREAKS = {"Cc", "Zl", "Zp", "Cs"}
-"""Categories of control characters, breaks of lines and paragraphs, and halves of characters."""
+"""Unicode categories of control characters, line and paragraph separators, and surrogates."""
 
 
 def _require_text(text: str) -> None:

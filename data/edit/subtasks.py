@@ -1,5 +1,5 @@
-"""Texts of subtasks in an edited dataset: numbered anew with the column `subtask_index`, whatever
-it is called then, or else left as they are for a column of another name that counts them.
+"""Texts of subtasks in an edited dataset. They are renumbered with the column `subtask_index`, even
+if it is renamed, or left as they are if a column of another name indexes them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,8 @@ from data.lerobot.subtasks import FILE, INDEX, read_texts
 
 
 def numbered_column(names: Sequence[Mapping[str, str]]) -> str | None:
-    """The column of the new dataset that is called `subtask_index`, or was in every source.
+    """The column of the new dataset that is called `subtask_index`, or was called so in every
+    source.
 
     Args:
       names: each source's name of each column of the new dataset.
@@ -25,7 +26,7 @@ def numbered_column(names: Sequence[Mapping[str, str]]) -> str | None:
 
 
 def texts_to_number(source: LeRobotDataset, column: str) -> tuple[str, ...] | None:
-    """Texts that a source's column counts, if it has some.
+    """Texts that a source's column indexes, if the source has any.
 
     Raises:
       DatasetError: a frame's subtask has no text.
@@ -41,7 +42,7 @@ def require_one_numbering(
     names: Sequence[Mapping[str, str]],
     features: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    """Raises ValueError if a column of the joined dataset may count texts by several tables."""
+    """Raises ValueError if a column of the joined dataset may index texts of different tables."""
     counts = [name for name, feature in features.items() if _may_count(feature)]
     if not counts or len(sources) == 1:
         return

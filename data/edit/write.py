@@ -1,8 +1,8 @@
-"""An edited dataset written as LeRobot v3.0, file by file: rows, then each camera, then meta/.
+"""Writes an edited dataset as LeRobot v3.0, file by file: rows, then each camera, then meta/.
 
-Video packets are copied where nothing has to change in the pictures, and the first and last frame
-of every episode are compared with the old ones afterwards. A journal in the folder tells which
-files are whole; what was interrupted goes on behind them and comes to the same bytes.
+Video packets are copied unless the images have to change, and the first and last frame of every
+copied episode are then compared with the old ones. A journal in the folder lists the finished
+files; an interrupted edit resumes after them and produces the same bytes.
 """
 
 import shutil
@@ -61,16 +61,16 @@ def write_plan(
     video_megabytes: float = 200,
 ) -> None:
     """Writes the dataset to the folder `root`, where this plan may have been begun before. Its
-    journal stays, for the caller to delete when the dataset is where it belongs.
+    journal stays; the caller deletes it when the dataset is in its final place.
 
     Args:
-      progress: called with frames done and frames in all, each counted with its rows and once for
-        each camera.
+      progress: called with the frames done and the total, each frame counted once for its rows and
+        once for each camera.
 
     Raises:
       DatasetError: a file of a source is missing or damaged, or its packets cannot be copied.
       ValueError: another plan was begun there.
-      OSError: the disk is full or fails; the same call goes on.
+      OSError: the disk is full or fails; the same call resumes.
     """
     limits = {"data": data_megabytes, "video": video_megabytes}
     about = described(plan, data_megabytes, video_megabytes)
@@ -80,7 +80,7 @@ def write_plan(
 
 
 def described(plan: EditPlan, data_megabytes: float, video_megabytes: float) -> dict[str, Any]:
-    """All that decides the files of the dataset, as plain data."""
+    """Everything that determines the files of the dataset, as plain data."""
     return plan.to_json() | {"data": data_megabytes, "video": video_megabytes}
 
 
@@ -121,7 +121,7 @@ def _track(
     told: Callable[[Part], None],
     check: Callable[[list[dict[str, Any]]], None] = lambda entries: None,
 ) -> None:
-    """Writes the files of a track that are not there yet, and notes each that is whole."""
+    """Writes the missing files of a track, and records each finished one."""
     begun = len(journal.entries(track))
     files.chunk, files.file = place = journal.place(track)
     entries: list[dict[str, Any]] = []
@@ -143,14 +143,14 @@ def _track(
             told(plan.parts[number])
         files.close()
     except BaseException:
-        with suppress(OSError):  # of a full disk, which is met again
+        with suppress(OSError):  # a full disk fails here again
             files.close()
         raise
     finished()
 
 
 class _Rows:
-    """Rows of the new dataset's episodes, with its tasks and subtasks as they are met."""
+    """Rows of the new dataset's episodes, with its tasks and subtasks in order of appearance."""
 
     def __init__(self, plan: EditPlan, entries: list[dict[str, Any]]) -> None:
         self._plan = plan
@@ -166,7 +166,7 @@ class _Rows:
         ]
 
     def add(self, number: int, data: DataFiles) -> dict[str, Any]:
-        """Writes the rows of an episode; its entry, with the texts that are new in it."""
+        """Writes the rows of an episode; returns its entry, with the texts that are new in it."""
         part, known = self._plan.parts[number], (len(self.tasks), len(self.subtasks))
         source = self._plan.sources[part.source]
         values: dict[str, np.ndarray | pa.Array] = {}
@@ -203,7 +203,7 @@ class _Rows:
     def _told(
         self, source: LeRobotDataset, part: Part
     ) -> tuple[list[str], Int64[np.ndarray, " t"]]:
-        """Instructions of an episode, and its frames' tasks by their new numbers."""
+        """Instructions of an episode, and the new task number of each frame."""
         if part.task:
             number = self.tasks.setdefault(part.task, len(self.tasks))
             return [part.task], np.full(part.length, number)
@@ -229,7 +229,7 @@ class _Rows:
         return list(dict.fromkeys(told)), np.array([numbers[k] for k in kept.tolist()], np.int64)
 
     def _renumbered(self, told: Any, texts: tuple[str, ...]) -> np.ndarray:
-        """Subtasks of frames by their new numbers; -1 stays."""
+        """The new subtask number of each frame; -1 stays."""
         flat = np.asarray(told).reshape(-1)
         numbers = {-1: -1} | {
             k: self.subtasks.setdefault(texts[k], len(self.subtasks))
@@ -240,8 +240,8 @@ class _Rows:
 
 
 def _require_forward(source: LeRobotDataset, part: Part, times: np.ndarray) -> None:
-    """Raises DatasetError if frames are not in the order of their times, which would be lost: the
-    new ones follow from the rate."""
+    """Raises DatasetError if frames are not in the order of their times. That would be lost,
+    because the new times follow from the rate."""
     kept = _taken(times.reshape(-1), part.at)
     if len(back := np.flatnonzero(np.diff(kept) < 0)):
         first = 0 if part.at is None else int(part.at[0])
@@ -255,10 +255,10 @@ def _require_forward(source: LeRobotDataset, part: Part, times: np.ndarray) -> N
 
 
 class _Camera:
-    """Pictures of one camera from episode `begun` on: their packets as they are, or encoded again.
+    """Images of one camera from episode `begun` on: copied packets, or encoded again.
 
-    Decoding and encoding are a job (data/files/job.py), whose videos lie in the folder `encoded`
-    until this process, which copies all packets, has them.
+    Decoding and encoding are a job (data/files/job.py). Its videos stay in the folder `encoded`
+    until this process, which copies all packets, has copied theirs.
     """
 
     def __init__(self, plan: EditPlan, camera: str, encoded: Path, begun: int) -> None:
@@ -268,7 +268,7 @@ class _Camera:
         self._seen = run_job(_Seeing(plan, camera, encoded.absolute()), numbers)
 
     def add(self, number: int, files: CopiedVideos) -> dict[str, Any]:
-        """Appends the pictures of the next episode; its entry, empty if it has none."""
+        """Appends the images of the next episode; returns its entry, empty if it has none."""
         plan, part, seen = self._plan, self._plan.parts[number], next(self._seen)
         if not seen:
             return {}
@@ -303,9 +303,9 @@ class _Camera:
 
 @dataclass(frozen=True)
 class _Seeing:
-    """The work on a camera's pictures that other machines can do: counts of an episode's pixels,
-    and the sums of its first and last frame or, where it is encoded again, its video in `folder`.
-    Empty if it has none."""
+    """The work on a camera's images that other machines can do: an episode's pixel counts, and the
+    checksums of its first and last frame or, if it is encoded again, its video in `folder`. Empty
+    if the episode has no images."""
 
     plan: EditPlan
     camera: str
@@ -338,7 +338,7 @@ def _sum(picture: UInt8[np.ndarray, "h w 3"]) -> int:
 
 
 def _require_same(plan: EditPlan, root: Path, camera: str, entries: list[dict[str, Any]]) -> None:
-    """Decodes the ends of copied episodes, which all lie in one file."""
+    """Checks the first and last frames of copied episodes, which are all in one file."""
     fps = plan.fps
     copied = [entry for entry in entries if "ends" in entry]
     if not copied:
@@ -418,7 +418,7 @@ def _describe(
 
 
 def _written(root: Path, journal: FileJournal, rows: _Rows) -> Any:
-    """Columns of the episodes as the new files hold them, a row group for each."""
+    """Columns of the episodes as the new files hold them, one row group for each."""
     kinds = {n: f for n, f in rows.stored.items() if f["dtype"] != "image"}
     opened, path, group = None, None, 0
     for entry in journal.entries(_ROWS):
@@ -434,7 +434,8 @@ def _written(root: Path, journal: FileJournal, rows: _Rows) -> Any:
 
 @dataclass(frozen=True)
 class _StoredPixels:
-    """Counts of the pictures of an episode that lie in the parquet, for other machines to find."""
+    """Pixel counts of an episode's images that are stored in parquet, for other machines to
+    compute."""
 
     plan: EditPlan
 

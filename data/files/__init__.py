@@ -1,2 +1,2 @@
-"""Folders, local or remote: names that stay inside, checksums, limits, cached results; and work on
-them in units."""
+"""Folders, local or remote: names that stay inside, checksums, limits and cached results, and jobs
+that work on folders in units."""

@@ -1,5 +1,5 @@
-"""Results kept on disk for later starts, each with its checksum, so that a damaged file is an error
-by name and never another result. JSON stays readable: the value is under "content"."""
+"""Results cached on disk for later starts, each with its checksum, so that a damaged file is an
+error that names it, and never another result. JSON stays readable: the value is under "content"."""
 
 import hashlib
 import json
@@ -18,17 +18,17 @@ _CRC_BYTES = 4
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes a value of JSON's types, whole or not at all."""
+    """Writes a JSON value, whole or not at all."""
     with replacing(path) as partial:
         partial.write_bytes(_encoded(value))
 
 
 def read_json(path: Path) -> Any:
-    """Content that `write_json` wrote.
+    """Reads the value that `write_json` wrote.
 
     Raises:
       FileNotFoundError: there is no such file.
-      DatasetError: it is damaged.
+      DatasetError: the file is damaged.
     """
     content = path.read_bytes()
     try:
@@ -48,11 +48,11 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def read_bytes(path: Path) -> UInt8[np.ndarray, " n"]:
-    """Map what `write_bytes` wrote into memory.
+    """Maps what `write_bytes` wrote into memory.
 
     Raises:
       FileNotFoundError: there is no such file.
-      DatasetError: it is damaged.
+      DatasetError: the file is damaged.
     """
     with path.open("rb") as file:
         if path.stat().st_size <= _CRC_BYTES:

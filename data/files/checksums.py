@@ -1,9 +1,9 @@
-"""Sums that tell a damaged dataset from a sound one.
+"""Checksums that tell a damaged dataset from a sound one.
 
-Videos and most parquet files carry no checksums, so a flipped bit may read as another picture or
-number and nothing in the format can tell. `meta/checksums.json` says size and SHA-256 of every
-file; readers that do not know it ignore it. Datasets that this project writes have it, and any
-other can be given it.
+Videos and most parquet files carry no checksums, so a flipped bit may read as a different image or
+number, and nothing in the format can detect it. `meta/checksums.json` lists the size and SHA-256 of
+every file; readers that do not know it ignore it. Datasets that this project writes have it, and it
+can be added to any other.
 """
 
 import hashlib
@@ -27,21 +27,21 @@ CHECKSUMS = "meta/checksums.json"
 Sums = Mapping[str, tuple[int, str]]
 """Size and SHA-256 of files, by their names in a folder."""
 Progress = Callable[[int, int], None]
-"""Called with bytes read and bytes in all."""
+"""Called with the bytes read and the total."""
 
 _UNIT_BYTES = 64 << 20
 _THREADS = min(8, os.cpu_count() or 1)
 
 
 class Damage(NamedTuple):
-    """A file that does not hold what it was written with, and what is wrong with it."""
+    """A file that is not as it was written, and what is wrong with it."""
 
     name: str
     what: str
 
 
 def write_checksums(root: Path) -> None:
-    """Says in `meta/checksums.json` of the local dataset at `root` what its files hold now."""
+    """Writes `meta/checksums.json` of the local dataset at `root` from what its files hold now."""
     folder = {path.relative_to(root).as_posix(): path for path in sorted(root.rglob("*"))}
     files = [name for name, path in folder.items() if _is_covered(name) and path.is_file()]
     sums = sums_of(root, files)
@@ -49,8 +49,8 @@ def write_checksums(root: Path) -> None:
 
 
 def damaged_files(folder: Folder, progress: Progress | None = None) -> Iterator[DatasetError]:
-    """Files that are missing, changed or new since the checksums were written; none, if they never
-    were. Reads every file of the dataset."""
+    """Files that are missing, changed or new since the checksums were written; none if there are no
+    checksums. Reads every file of the dataset."""
     if not folder.exists(CHECKSUMS):
         return
     sums = _read(folder)
@@ -67,7 +67,7 @@ def damaged_files(folder: Folder, progress: Progress | None = None) -> Iterator[
 def check_sums(
     folder: Folder, problems: Iterable[Problem], report: Callable[[str, int, int], None]
 ) -> Iterator[Problem]:
-    """The same problems, and then those files that differ from their checksums and that no error
+    """The same problems, followed by the files that differ from their checksums and that no error
     has named."""
     named = set()
     for problem in caught(problems):
@@ -84,10 +84,10 @@ def sums_of(root: Path, names: Iterable[str]) -> Sums:
 
 
 def as_sums(found: object) -> Sums:
-    """Sizes and sums of a folder's files, from the content of a JSON file.
+    """Sizes and SHA-256 of a folder's files, from the content of a JSON file.
 
     Raises:
-      ValueError: it is something else; names the entry.
+      ValueError: the content is something else; names the entry.
     """
     if not isinstance(found, dict):
         raise ValueError(f"{short(found)} is no list of files")
@@ -100,15 +100,15 @@ def as_sums(found: object) -> Sums:
 
 
 def is_sha256(digest: object) -> bool:
-    """True if it is a SHA-256 in hexadecimal."""
+    """True for a SHA-256 in hexadecimal."""
     return isinstance(digest, str) and re.fullmatch("[0-9a-f]{64}", digest) is not None
 
 
 def compare(
     folder: Folder, sums: Sums, progress: Progress | None = None, large: str = ""
 ) -> Iterator[Damage]:
-    """Files that are missing, or of another size or content than `sums` says. Reads all others;
-    those in the folder `large` do not stay in the cache of a bucket if that has a bound."""
+    """Files that are missing, or whose size or content differs from `sums`. Reads all others; files
+    in the folder `large` do not stay in a bucket's cache if the cache has a limit."""
     done, total = 0, sum(size for size, _ in sums.values())
 
     def told(size: int) -> None:
@@ -137,7 +137,7 @@ def _is_covered(name: str) -> bool:
 
 @dataclass(frozen=True)
 class _Comparing:
-    """The comparison as a job, whose units are sums of some files."""
+    """The comparison as a job; a unit is the sums of some files."""
 
     folder: Folder
     large: str
@@ -151,7 +151,7 @@ class _Comparing:
 
 
 def _groups(sums: Sums) -> list[Sums]:
-    """Sums of the files in order, in groups of some size."""
+    """Sums of the files in order, in groups of about `_UNIT_BYTES`."""
     groups: list[dict[str, tuple[int, str]]] = []
     room = 0
     for name in sorted(sums):

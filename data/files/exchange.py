@@ -1,6 +1,6 @@
-"""Two folders exchanged in one step, so that at any moment one of them stands at each place.
+"""Exchanges two folders in one step, so that at any moment there is a folder at each path.
 
-Linux does so by renameat2; where it or the file system cannot, two renames come close.
+On Linux, renameat2 does so; where it or the file system cannot, successive renames come close.
 """
 
 import ctypes

@@ -1,9 +1,9 @@
 """A folder of files, wherever it is: on disk, on the Hugging Face hub or at any fsspec URL.
 
-Everything else works with local paths of single files, which are fetched when first asked for and
-then stay: hub files in huggingface_hub's cache, where its other users find them, files of a bucket
-in this project's, by the version of each. Names come from metadata that anybody may have written;
-one that leads out of the folder is refused (data/files/names.py), wherever the folder is.
+All other code works with local paths of single files, which are fetched on first use and then stay:
+hub files in huggingface_hub's cache, where its other users find them, and bucket files in this
+project's cache, by version. Names come from metadata that anybody may have written; a name that
+leads out of the folder is refused (data/files/names.py), wherever the folder is.
 """
 
 import fcntl
@@ -29,12 +29,12 @@ from models.files.bucket import VERSION_KEYS, file_system
 from models.files.user_cache import user_cache
 
 _DESCRIPTIONS = ("*meta/info.json", "*dataset_info.json")
-"""Files that say what a dataset is: the first ones fetched of a repository."""
+"""Files that describe a dataset; they are fetched first from a repository."""
 
 
 class Folder(Protocol):
-    """Files by their names within the folder, such as "meta/info.json"; any other name, or a
-    pattern of such, is a DatasetError. Pickles, and serves any number of threads."""
+    """Files by their names within the folder, such as "meta/info.json". Any other name or pattern
+    raises DatasetError. Can be pickled, and used by any number of threads."""
 
     def __hash__(self) -> int: ...
 
@@ -69,7 +69,7 @@ class Folder(Protocol):
         ...
 
     def path(self, name: str) -> Path | str:
-        """The file in error messages: its path, or its URL."""
+        """Name of the file in error messages: its path, or its URL."""
         ...
 
 
@@ -77,8 +77,8 @@ def open_folder(url: str | Path) -> Folder:
     """The folder at a path, at `hf://[datasets/]org/name[@revision][/folder]` or at a URL that
     fsspec knows (`s3://bucket/folder`, `gs://…`, `memory://…`).
 
-    A hub repository that is in the cache is opened from there, without a request: `hf download`
-    fetches newer commits of a branch. A local folder need not exist yet.
+    A hub repository in the cache is opened from there, without a request; use `hf download` to
+    fetch newer commits of a branch. A local folder need not exist yet.
 
     Raises:
       MissingFileError: no such repository or revision, or it is not cached and the hub is offline.
@@ -130,8 +130,8 @@ class LocalFolder:
 
 @dataclass(frozen=True)
 class HubFolder:
-    """A folder of a dataset repository at one commit: `sizes` of all files, `snapshot` the place
-    of those that are cached."""
+    """A folder of a dataset repository at one commit: `sizes` of all files, and `snapshot`, where
+    the cached ones are."""
 
     url: str
     repository: str
@@ -184,9 +184,10 @@ class HubFolder:
 
 @dataclass(frozen=True)
 class BucketFolder:
-    """A folder of any fsspec filesystem, `root` in its own terms; `cache` holds what was fetched.
+    """A folder of any fsspec filesystem. `root` is its path there; `cache` holds fetched files.
 
-    A fetched file serves as long as the size, time and tag that the storage reports stay the same.
+    A fetched file is reused as long as the size, time and tag that the storage reports stay the
+    same.
     """
 
     url: str
@@ -235,10 +236,10 @@ class BucketFolder:
     def fetch(
         self, name: str, room: Callable[[int], AbstractContextManager[None]] | None = None
     ) -> Path:
-        """The file in the cache, fetched if it is not there in the storage's present version.
+        """The file in the cache, fetched if the storage's present version is not there.
 
         Args:
-          room: given the bytes to come, holds room for them while they do.
+          room: called with the size in bytes; reserves space for the file during the fetch.
         """
         with _storage_errors(self.path(name)):
             return self._fetch(name, room or (lambda size: nullcontext()))
@@ -298,7 +299,8 @@ def _open_bucket(url: str) -> BucketFolder:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A file beside `path` that takes its place when the block succeeds and goes if it fails."""
+    """A temporary file beside `path` that replaces it when the block succeeds and is removed if it
+    fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.partial")
     try:

@@ -1,8 +1,8 @@
-"""Work on a dataset as a list of independent units, done here, in threads or on a cluster.
+"""Work on a dataset as a list of independent units, run here, in threads or on a cluster.
 
-A unit is a pure function's argument: what it makes goes to the job's folder, what it finds comes
-back small, and the command that began the job finishes it by itself. Results come in the order of
-the units wherever they were made, so what is summed up of them is the same to the last bit.
+A unit is the argument of a pure function. What it produces goes to the job's folder, its small
+results are returned, and the command that began the job finishes it. Results come in the order of
+the units, wherever they were computed, so sums over them are the same to the last bit.
 """
 
 import os
@@ -18,27 +18,26 @@ U = TypeVar("U")
 R = TypeVar("R")
 
 Done = Callable[[int], None]
-"""Called with the further amount of work that is done, in the job's own measure."""
+"""Called with the additional amount of work done, in the job's own measure."""
 Work = Callable[[U, Done], R]
-"""Does a unit and returns its result; pickles, for other threads and machines."""
+"""Does a unit and returns its result; can be pickled, for other threads and machines."""
 
 
 class RunUnits(Protocol):
-    """Does units, and gives their results in the order of the units."""
+    """Does units and yields their results in the order of the units."""
 
     def __call__(self, work: Work[U, R], units: Sequence[U], done: Done) -> Iterator[R]: ...
 
 
 def alone(work: Work[U, R], units: Sequence[U], done: Done) -> Iterator[R]:
-    """One unit after the other, each when its result is asked for."""
+    """Does one unit after the other, each when its result is requested."""
     for unit in units:
         yield work(unit, done)
 
 
 def in_threads(workers: int, *, shared: bool = False) -> RunUnits:
-    """Does `workers` units at a time in this process. Every worker has the work for itself, as
-    pickle copies it, unless it is `shared`; a unit that fails ends the others at their next
-    `done`."""
+    """Does `workers` units at a time in this process. Every worker has its own copy of the work,
+    made by pickle, unless it is `shared`. If a unit fails, the others end at their next `done`."""
 
     def run(work: Work[U, R], units: Sequence[U], done: Done) -> Iterator[R]:
         if min(workers, len(units)) <= 1:
@@ -77,10 +76,11 @@ def run_job(
     done: Done = lambda amount: None,
     here: RunUnits = alone,
 ) -> Iterator[R]:
-    """Results of the units, in their order, made where `running` says; `here` if it says nothing.
+    """Results of the units, in order, computed by the function that `running` set, or else by
+    `here`.
 
     Raises:
-      BaseException: as `work`; the first unit's, in their order, that failed.
+      BaseException: as `work`; the error of the first unit, in order, that failed.
     """
     run: Any = _chosen.get() or here
     return run(work, units, done)
@@ -88,7 +88,7 @@ def run_job(
 
 @contextmanager
 def running(run: RunUnits | None) -> Iterator[None]:
-    """Lets every job of a block be done by `run`; None leaves them where they are."""
+    """Runs every job of a block by `run`; None changes nothing."""
     if run is None:
         yield
         return
@@ -100,13 +100,13 @@ def running(run: RunUnits | None) -> Iterator[None]:
 
 
 def cores() -> int:
-    """Cores that the unit in work may use."""
+    """Number of cores that the current unit may use."""
     return _cores.get() or os.cpu_count() or 1
 
 
 @contextmanager
 def using_cores(number: int) -> Iterator[None]:
-    """Lets units of a block, in this thread, use no more cores."""
+    """Limits units of a block, in this thread, to this number of cores."""
     token = _cores.set(number)
     try:
         yield

@@ -1,5 +1,5 @@
-"""JSON of a dataset, which may hold anything: nested a million levels deep, a number of 5,000
-digits, bytes that are no text."""
+"""Reads JSON of a dataset, which may hold anything: a million nested levels, a number of 5,000
+digits, bytes that are not text."""
 
 import json
 from pathlib import Path
@@ -12,11 +12,11 @@ def read_json(path: Path, file: Path | str, remedy: str) -> Any:
     """Content of a JSON file.
 
     Args:
-      file: what error messages call it.
-      remedy: their last words.
+      file: its name in error messages.
+      remedy: last words of error messages.
 
     Raises:
-      DatasetError: it is no JSON, or none that Python takes.
+      DatasetError: the file is not JSON, or Python cannot read it.
     """
     try:
         return json.loads(path.read_text("utf-8"))

@@ -1,7 +1,8 @@
-"""Limits to what a dataset's files unpack to, generous beside real ones and small beside what a
-file of a kilobyte can ask for: a picture of 60,000 by 60,000 pixels, a column of 2^31 rows.
+"""Limits on what a dataset's files unpack to. They are generous for real files and small compared
+with what a file of one kilobyte can ask for: an image of 60,000 by 60,000 pixels, a column of 2^31
+rows.
 
-Sizes that files declare are held against these before any memory is taken for them.
+Sizes that files declare are checked against them before any memory is allocated.
 """
 
 from collections.abc import Sequence
@@ -13,16 +14,16 @@ from jaxtyping import UInt8
 from data.errors import DatasetError
 
 MOST_PIXELS = 1 << 26
-"""Pixels of a picture: 64 megapixels, 8192 by 8192."""
+"""Most pixels of an image: 64 megapixels, 8192 by 8192."""
 MOST_FRAMES = 1 << 31
-"""Frames of an episode."""
+"""Most frames of an episode."""
 
 _FREE_VALUES, _VALUES_PER_BYTE = 1 << 24, 16
 _FREE_BYTES, _BYTES_PER_BYTE = 1 << 28, 16
 
 
 def require_pixels(width: int, height: int) -> None:
-    """Raises ValueError if a picture is larger than `MOST_PIXELS`."""
+    """Raises ValueError if an image is larger than `MOST_PIXELS`."""
     if width * height > MOST_PIXELS:
         raise ValueError(
             f"it is {width}x{height} pixels, more than the {MOST_PIXELS >> 20} megapixels that are "
@@ -36,15 +37,15 @@ def most_values(file_bytes: int) -> int:
 
 
 def most_bytes(file_bytes: int) -> int:
-    """Bytes of texts and pictures that a column of a file of this size may hold."""
+    """Bytes of texts and images that a column of a file of this size may hold."""
     return _FREE_BYTES + _BYTES_PER_BYTE * file_bytes
 
 
 def room_for(file: Path | str, count: int, shape: Sequence[int]) -> UInt8[np.ndarray, "t h w 3"]:
-    """Memory for the pictures of an episode.
+    """Allocates memory for the images of an episode.
 
     Raises:
-      DatasetError: there is not as much.
+      DatasetError: there is not enough memory.
     """
     try:
         return np.empty((count, *shape), np.uint8)

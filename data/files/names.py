@@ -1,8 +1,8 @@
-"""Names that come with a dataset, checked before any of them becomes part of a path.
+"""Checks names from a dataset before any of them becomes part of a path.
 
-Whoever made a dataset chose the names of its files, features, cameras and robots and the templates
-of its paths, and may have chosen `../../.bashrc`. Names lead to files inside a folder or are
-refused, on disk as in a bucket; a symbolic link inside a local dataset is its owner's choice.
+The author of a dataset chose the names of its files, features, cameras and robots and the templates
+of its paths, and may have chosen `../../.bashrc`. A name must lead to a file inside the folder, on
+disk or in a bucket, or it is refused; a symbolic link inside a local dataset is its owner's choice.
 """
 
 import re
@@ -13,7 +13,7 @@ from string import Formatter
 from data.errors import short
 
 LONGEST_NAME = 200
-"""UTF-8 bytes of a name, which leaves room for what files add to it."""
+"""Most UTF-8 bytes of a name; leaves room for what files add to it."""
 
 _LONGEST_PART, _LONGEST_PATH = 230, 1000
 _UNPRINTABLE = r"\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff"
@@ -25,7 +25,7 @@ _GLOB = re.compile(r"[*?\[\]]")
 
 
 def file_within(name: object) -> str:
-    """A name such as "data/chunk-000/file-000.parquet", which no folder is left by.
+    """A name such as "data/chunk-000/file-000.parquet", which stays inside its folder.
 
     Raises:
       ValueError: it is absolute or has parts that are empty, "." or "..", backslashes, control
@@ -40,7 +40,7 @@ def file_within(name: object) -> str:
 
 
 def is_within(name: str) -> bool:
-    """True if `file_within` takes this name."""
+    """True if `file_within` accepts this name."""
     if _NOT_OF_FILES.search(name) or _is_long(name):
         return False
     framed = f"/{name}/"
@@ -48,7 +48,7 @@ def is_within(name: str) -> bool:
 
 
 def plain_name(name: object) -> str:
-    """A name of a feature or camera, which may stand in the name of a file or a folder.
+    """A name of a feature or camera that may be part of the name of a file or folder.
 
     Raises:
       ValueError: it is empty or ".", longer than `LONGEST_NAME`, or has "/", a backslash, ".." or
@@ -67,27 +67,27 @@ def plain_name(name: object) -> str:
 
 
 def path_within(root: Path, name: str) -> Path:
-    """Path of a file of this name in `root`.
+    """Path of a file with this name in `root`.
 
     Raises:
-      ValueError: the name leads out of it.
+      ValueError: the name leads out of `root`.
     """
     return root / file_within(name)
 
 
 def fill(template: object, **values: str | int) -> str:
-    """The name of a file that a template makes, such as "file-{file_index:03d}.parquet".
+    """The file name that a template gives, such as "file-{file_index:03d}.parquet".
 
     Raises:
-      ValueError: it has other fields than `values`, or asks of one for more than a number's width
-        of two digits; or the name leads out of the folder.
+      ValueError: the template has fields other than `values`, or formats a field with more than a
+        number's width of two digits; or the name leads out of the folder.
     """
     _parsed(template, tuple(values), tuple(map(type, values.values())))
     return file_within(str(template).format(**values))
 
 
 def pattern(template: object, **kinds: type) -> str:
-    """A glob pattern of all names that a template makes of fields of these types.
+    """A glob pattern of all names that a template gives for fields of these types.
 
     Raises:
       ValueError: as `fill`.
@@ -108,7 +108,7 @@ def _parsed(
 def _parsed_text(
     template: str, fields: tuple[str, ...], kinds: tuple[type, ...]
 ) -> tuple[tuple[str, str | None], ...]:
-    """Text and the field after it, each of them known and of a plain format."""
+    """Text and the field after it; every field is known and has a plain format."""
     kind_of = dict(zip(fields, kinds, strict=True))
     found = []
     for text, field, spec, conversion in Formatter().parse(template):

@@ -1,5 +1,5 @@
-"""`<out>.partial`, in which a dataset lies until it is whole: several commands share the name, and
-none of them may remove what another has begun and could go on with.
+"""The folder `<out>.partial`, which holds a dataset until it is complete. Several commands share
+the name, and none of them may remove what another one began and could resume.
 """
 
 from pathlib import Path
@@ -9,19 +9,19 @@ _OF_OTHERS = ("meta/info.json", "meta/recording.jsonl")
 
 
 def partial_of(out: Path) -> Path:
-    """The folder in which `out` lies until it is whole."""
+    """The folder that holds `out` until it is complete."""
     return out.with_name(out.name + ".partial")
 
 
 def require_leftover(partial: Path, *, whole: bool = False) -> None:
-    """Checks that the folder, if it is there, holds no more than a few files of a dataset, which
-    the command that was killed among them makes again.
+    """Checks that the folder, if it exists, holds no more than a few files of a dataset, left by a
+    killed command, which makes them again.
 
     Args:
-      whole: it may hold a whole dataset too, of which the command has another copy.
+      whole: the folder may also hold a whole dataset, of which the command has another copy.
 
     Raises:
-      ValueError: it holds something else, such as an edit that was interrupted.
+      ValueError: the folder holds something else, such as an interrupted edit.
     """
     if not partial.exists():
         return

@@ -1,9 +1,9 @@
-"""Large files that are read again and again, kept open; of a bucket, in a cache with a bound, past
-which those that were used longest ago go.
+"""Keeps large files that are read repeatedly open; bucket files in a cache that may have a limit,
+beyond which the least recently used are removed.
 
-The bound, CHILIAD_CACHE_LIMIT, holds for all processes of the machine together: room is reserved
-before a file is fetched. A file may go while another process has it open, which reads on from what
-it opened and lets go of it when it next fetches one. Without the variable, all of it stays.
+The limit, CHILIAD_CACHE_LIMIT, holds for all processes of the machine together: space is reserved
+before a file is fetched. A file may be removed while another process has it open; that process can
+still read it, and releases it at its next fetch. Without the variable, all files stay.
 """
 
 import fcntl
@@ -27,11 +27,11 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _LOCK, _RESERVED = ".lock", ".reserved"
 _MOST_OPEN = 512
 _RECENT = 1_000_000_000
-"""Nanoseconds in which a file's use is noted once."""
+"""Nanoseconds within which a file's use is recorded only once."""
 
 
 class OpenShards:
-    """Files of folders as `open` opens them, the last few hundred of a process. For any number of
+    """Files of folders, opened by `open`: the last few hundred of a process. For any number of
     threads."""
 
     def __init__(self) -> None:
@@ -39,10 +39,10 @@ class OpenShards:
         self._lock = threading.Lock()
 
     def get(self, folder: Folder, key: str, name: str, open: Callable[[Path], Any]) -> Any:
-        """The file `name` of a folder, opened; `key` names the folder's content.
+        """The file `name` of a folder, opened; `key` identifies the folder's content.
 
         Raises:
-          ValueError: it is larger than the cache's bound.
+          ValueError: the file is larger than the cache's limit.
           MissingFileError, DatasetError: it is not there, or cannot be fetched.
         """
         at = (folder, key, name)
@@ -59,7 +59,7 @@ class OpenShards:
         return self._fetched(at, replace(folder, cache=user_cache("shards")), name, open, limit)
 
     def clear(self) -> None:
-        """Closes all."""
+        """Closes all files."""
         with self._lock:
             self._open.clear()
 
@@ -87,7 +87,7 @@ class OpenShards:
         return opened
 
     def _drop_gone(self) -> None:
-        """Lets go of files that another process, or this one, has removed."""
+        """Releases files that another process, or this one, has removed."""
         with self._lock:
             for at, (_, path, _) in list(self._open.items()):
                 if not path.exists():
@@ -96,8 +96,8 @@ class OpenShards:
 
 @contextmanager
 def at_hand(folder: Folder, name: str) -> Iterator[Path]:
-    """A file for the time of a block, fetched into the cache with a bound if it is a bucket's and
-    there is one."""
+    """A file for the duration of a block. A bucket's file is fetched into the limited cache, if
+    there is a limit."""
     limit = cache_limit() if isinstance(folder, BucketFolder) else None
     if limit is None or not isinstance(folder, BucketFolder):
         yield folder.local(name)
@@ -112,10 +112,11 @@ def at_hand(folder: Folder, name: str) -> Iterator[Path]:
 
 
 def cache_limit() -> int | None:
-    """Bytes that shards of buckets may take, by CHILIAD_CACHE_LIMIT, such as 200GB; None without.
+    """Bytes that shards of buckets may take, from CHILIAD_CACHE_LIMIT, such as 200GB; None if
+    unset.
 
     Raises:
-      ValueError: it is no size.
+      ValueError: the variable is not a size.
     """
     said = os.environ.get(VARIABLE, "").strip()
     if not said:
@@ -127,7 +128,7 @@ def cache_limit() -> int | None:
 
 
 def require_room(folder: Folder, name: str, size: int) -> None:
-    """Raises ValueError if a file of a bucket is larger than the cache's bound."""
+    """Raises ValueError if a file of a bucket is larger than the cache's limit."""
     limit = cache_limit()
     if limit is not None and isinstance(folder, BucketFolder) and size > limit:
         raise ValueError(
@@ -138,25 +139,25 @@ def require_room(folder: Folder, name: str, size: int) -> None:
 
 @contextmanager
 def _reserved(folder: BucketFolder, name: str, size: int, limit: int) -> Iterator[None]:
-    """Room for a file in the cache for the time in which it is fetched."""
+    """Space for a file in the cache, reserved while it is fetched."""
     require_room(folder, name, size)
     claim = folder.cache / f"{os.getpid()}-{threading.get_ident()}-{time.time_ns()}{_RESERVED}"
     with _locked(folder.cache, fcntl.LOCK_EX):
         _make_room(folder.cache, limit - size)
         held = claim.open("w")
         fcntl.flock(held, fcntl.LOCK_EX)
-        held.truncate(size)  # without blocks: it is only counted
+        held.truncate(size)  # allocates no blocks; only its size counts
     try:
         yield
-    finally:  # not while another process counts, which may have missed the file that came
+    finally:  # not while another process counts: it may have missed the new file
         with _locked(folder.cache, fcntl.LOCK_EX):
             claim.unlink(missing_ok=True)
         held.close()
 
 
 def _make_room(cache: Path, most: int) -> None:
-    """Removes files used longest ago until all take no more than `most` bytes, as far as there are
-    some that are not being fetched."""
+    """Removes the least recently used files until all take no more than `most` bytes, or only those
+    that are being fetched are left."""
     kept: list[tuple[int, int, Path]] = []
     total = 0
     for path in cache.rglob("*"):
@@ -191,7 +192,7 @@ def _is_abandoned(claim: Path) -> bool:
 
 
 def _use(path: Path, number: int | None) -> bool:
-    """Notes that a file is used now; False if it is gone, or no longer the one of this number."""
+    """Records that a file is used now; False if it is gone, or no longer has this inode number."""
     try:
         about = path.stat()
         if number is not None and about.st_ino != number:

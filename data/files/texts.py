@@ -1,4 +1,4 @@
-"""Texts by their numbers, of which each entry of a journal tells those that are new with it."""
+"""Numbered texts in a journal: each entry lists the texts that are new with it."""
 
 from collections.abc import Iterable, Mapping
 from itertools import islice
@@ -6,8 +6,8 @@ from typing import Any
 
 
 def numbered_texts(entries: Iterable[Mapping[str, Any]], key: str) -> dict[str, int]:
-    """The texts of all entries, numbered as they were met; an entry that repeats earlier ones, as
-    journals did before they grew with new texts alone, adds what it has besides."""
+    """The texts of all entries, numbered in order of appearance. An entry of an older journal may
+    repeat earlier texts; only its new texts are added."""
     texts = dict.fromkeys(text for entry in entries for text in entry[key])
     return {text: number for number, text in enumerate(texts)}
 

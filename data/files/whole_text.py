@@ -1,4 +1,4 @@
-"""Text files, such as pages and findings, that are there as a whole or not at all."""
+"""Writes text files, such as pages and findings, whole or not at all."""
 
 from errno import ENOTDIR
 from os import strerror
@@ -8,11 +8,11 @@ from data.files.folder import replacing
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Makes `text` the content of a file, whose folder is made if need be. A link, and what is no
-    file such as a pipe, is written through.
+    """Writes `text` to a file, and creates its folder if needed. A link, or something that is not a
+    regular file such as a pipe, is written through.
 
     Raises:
-      OSError: the disk is full or fails; names the file, which is as it was.
+      OSError: the disk is full or fails; names the file, which is unchanged.
     """
     try:
         if path.is_symlink() or (path.exists() and not path.is_file()):

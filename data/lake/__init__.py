@@ -1,2 +1,2 @@
-"""Datasets in the large: work as lists of independent units, here or on a cluster, and a table of
-what was made of what."""
+"""Work on large datasets: lists of independent units, here or on a cluster, and a table of which
+dataset was made from which."""

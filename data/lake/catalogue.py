@@ -1,8 +1,9 @@
-"""A catalogue of datasets: a table of their versions, and of what made each from which others.
+"""Catalogue of datasets: a table of their versions, with what made each version and from which
+others.
 
-It is a folder, here or in a bucket, of parquet files that are only ever added, one for each
-writing, so that any number of commands write at once and whatever reads parquet (DuckDB, Spark,
-pandas) reads it as one table. A row is a version of a dataset by the digest of its content.
+It is a folder, local or in a bucket, of parquet files. Each write adds a file and changes none, so
+that any number of commands can write at once, and any parquet reader (DuckDB, Spark, pandas) reads
+the folder as one table. A row is a version of a dataset, identified by the digest of its content.
 """
 
 import json
@@ -39,8 +40,9 @@ _SCHEMA = pa.schema(
 
 
 class DatasetVersion(NamedTuple):
-    """A dataset, frame store or recording at some time: `digest` is a SHA-256 of its content, and
-    `parents` those of what `command` made it of. Without a command it was only seen."""
+    """A dataset, frame store or recording at some time. `digest` is a SHA-256 of its content;
+    `parents` are the digests of what `command` made it from. Without a command, it was only
+    seen."""
 
     name: str
     path: str
@@ -55,7 +57,7 @@ class DatasetVersion(NamedTuple):
 
 
 class Catalogue:
-    """The catalogue at a folder or URL, which becomes one when it is begun or added to.
+    """The catalogue at a folder or URL; `begin` and `add` create it if there is none.
 
     Raises:
       ValueError: the folder holds something else.
@@ -72,7 +74,7 @@ class Catalogue:
             )
 
     def begin(self) -> None:
-        """Makes the catalogue if there is none, for whoever adds to it after long work.
+        """Creates the catalogue if there is none; for callers that will add to it after long work.
 
         Raises:
           ValueError: it cannot be written.
@@ -142,7 +144,7 @@ class Catalogue:
 
 
 def find(versions: Sequence[DatasetVersion], what: str) -> DatasetVersion:
-    """The latest version with this path, name or beginning of its digest.
+    """The latest version with this path, this name, or a digest that begins with this text.
 
     Raises:
       ValueError: there is none.
@@ -161,8 +163,8 @@ def find(versions: Sequence[DatasetVersion], what: str) -> DatasetVersion:
 def lineage(
     versions: Sequence[DatasetVersion], version: DatasetVersion
 ) -> list[tuple[int, DatasetVersion]]:
-    """A version, and behind it all that it was made of, each with its distance; what stands there
-    twice is followed once."""
+    """A version, followed by all that it was made from, each with its distance. A version that
+    occurs twice is followed once."""
     made = {v.digest: v for v in versions if v.command}
     known = {v.digest: v for v in versions} | made
     found: list[tuple[int, DatasetVersion]] = []

@@ -1,9 +1,9 @@
-"""Jobs on a Ray cluster: every unit is a task of Ray Data.
+"""Runs jobs on a Ray cluster: every unit is a task of Ray Data.
 
-Ray Data spreads the tasks over the nodes that are there, also over those that join later, and makes
-those of lost nodes again; it sees nothing but numbers of units and what comes back of them, while
-pictures go straight from a worker to their place. Datasets and destinations have to be where every
-node reaches them, in a bucket or on a shared disk (docs.ray.io, Ray Data, fault tolerance).
+Ray Data spreads the tasks over the available nodes, including those that join later, and repeats
+the tasks of lost nodes. It handles only units and what they return; images go straight from a
+worker to their destination. Datasets and destinations must be where every node can reach them, in a
+bucket or on a shared disk (docs.ray.io, Ray Data, fault tolerance).
 """
 
 import logging
@@ -22,20 +22,21 @@ from data.errors import DatasetError
 from data.files.job import Done, R, RunUnits, U, Work, using_cores
 
 CORES = 2
-"""Cores of a task."""
+"""CPU cores of a task."""
 
 _ATTEMPTS = 3
 _FIRST_WAIT = 1.0
 _ANSWER = 10.0
 _MOST_TASKS = 10_000
 _LOST_AT_MOST = 8
-"""Times that a unit is begun again because its worker or node was lost."""
+"""Most times that a unit is restarted because its worker or node was lost."""
 
 
 @dataclass
 class WorkTally:
-    """Count of the work of a connection's jobs: `units` that were to do, `begun` as often as a
-    worker began one, `failed` attempts that ended in an error, and `nodes` with their units."""
+    """Counts of the work of a connection's jobs: `units` to do; `begun`, how often a worker began
+    one; `failed`, attempts that were tried again after an error; and `nodes` with the units begun
+    on each."""
 
     units: int = 0
     begun: int = 0
@@ -44,7 +45,7 @@ class WorkTally:
 
     @property
     def redone(self) -> int:
-        """Units begun again since their worker or node was lost."""
+        """Units restarted because their worker or node was lost."""
         return max(self.begun - self.failed - self.units, 0)
 
     def __str__(self) -> str:
@@ -57,11 +58,11 @@ class WorkTally:
 
 @contextmanager
 def on_ray(address: str = "local") -> Iterator[tuple[RunUnits, WorkTally]]:
-    """A way to run jobs on the cluster at `address` ("auto": the one this machine belongs to), or
-    on a Ray of this machine's own that lasts as long as the block, and the count of what was done.
+    """Runner of jobs on the cluster at `address` ("auto": this machine's; "local": a Ray on this
+    machine that lasts as long as the block), and the counts of its work.
 
-    A unit that raises DatasetError or OSError is tried three times with growing pauses; one whose
-    node is lost is made again.
+    A unit that fails with a DatasetError or OSError is tried up to three times with growing pauses;
+    a unit whose node is lost is repeated.
 
     Raises:
       ValueError: Ray is not installed, or there is none at the address.
@@ -100,7 +101,7 @@ def on_ray(address: str = "local") -> Iterator[tuple[RunUnits, WorkTally]]:
 
 @contextmanager
 def cluster(address: str) -> Iterator[Any]:
-    """A connection to Ray, the present one if there is one; workers get this very code.
+    """A connection to Ray, the present one if there is one; workers get a copy of this very code.
 
     Raises:
       ValueError: Ray is not installed, or there is none at the address.
@@ -134,7 +135,7 @@ def cluster(address: str) -> Iterator[Any]:
 
 
 def _require_answer(address: str) -> None:
-    """Raises ValueError if nobody answers at HOST:PORT, on which Ray would wait for minutes."""
+    """Raises ValueError if nothing answers at HOST:PORT, where Ray would wait for minutes."""
     host, colon, port = address.rpartition(":")
     if colon and port.isdecimal() and "/" not in host:
         try:
@@ -159,8 +160,8 @@ def _stranger(address: str) -> ValueError:
 
 
 class _Ledger:
-    """Actor beside the command that notes which units were begun where, so that work done again is
-    seen."""
+    """Actor on the command's machine that counts the units begun on each node, so that repeated
+    work is visible."""
 
     def __init__(self) -> None:
         self._begun = self._failed = 0
@@ -178,8 +179,8 @@ class _Ledger:
 
 
 def _make(row: dict[str, Any], work: bytes, ledger: Any) -> dict[str, Any]:
-    """Does a unit in a worker; an error that stays is handed back, so that the caller sees the same
-    one as without Ray."""
+    """Does a unit in a worker. A lasting error is returned, so that the caller sees the same error
+    as without Ray."""
     node = _ray().util.get_node_ip_address()
     unit, wait, amount = pickle.loads(row["unit"]), _FIRST_WAIT, 0
 

@@ -16,8 +16,8 @@ UNIT_FRAMES = 1 << 20
 def shard_episodes(
     lengths: Int64[np.ndarray, " e"], shard_frames: int
 ) -> Int64[np.ndarray, " shards_plus_1"]:
-    """The first episode of each shard, and the number of episodes: a shard takes episodes as long
-    as it has at most `shard_frames` frames, and at least one."""
+    """The first episode of each shard, and then the number of episodes. A shard takes as many
+    episodes as fit into `shard_frames` frames, and at least one."""
     ends = np.cumsum(lengths)
     firsts = [0]
     while firsts[-1] < len(lengths):
@@ -35,18 +35,18 @@ def episode_ranges(lengths: Int64[np.ndarray, " e"]) -> list[range]:
 
 
 def streamed(dataset: Dataset, names: Sequence[str], episodes: range) -> Any:
-    """Blocks of the columns of a range of episodes, as `Dataset.stream`; rows that belong to none
-    are looked for only where the range is all of them (`require_no_strays`)."""
+    """Column blocks of a range of episodes, as `Dataset.stream` gives them. Rows that belong to no
+    episode are looked for only if the range is all episodes (see `require_no_strays`)."""
     every = episodes == range(len(dataset.lengths))
     return dataset.stream(names, None if every else list(episodes))
 
 
 def require_no_strays(dataset: Dataset, ranges: Sequence[range]) -> None:
-    """Ends the streaming of a dataset by several ranges as that of the whole ends: by a look for
-    rows that belong to no episode, where its format can have some.
+    """Looks for rows that belong to no episode, if the dataset's format can have some. Streaming by
+    several ranges ends with it, as streaming the whole dataset does.
 
     Raises:
-      DatasetError: there are some.
+      DatasetError: there are such rows.
     """
     look = getattr(dataset, "require_no_strays", None)
     if look is not None and len(ranges) > 1:

@@ -1,1 +1,1 @@
-"""LeRobot datasets v2.1 and v3.0, read, written and upgraded."""
+"""Reading, writing and upgrading of LeRobot datasets, v2.0 to v3.0."""

@@ -1,5 +1,5 @@
-"""The page of a LeRobot dataset on the Hugging Face hub: README.md, whose front matter (YAML) the
-hub and LeRobot's dataset viewer read, and what the dataset holds."""
+"""Dataset card of a LeRobot dataset on the Hugging Face hub: README.md, with front matter (YAML)
+for the hub and LeRobot's dataset viewer, and what the dataset holds."""
 
 from collections import Counter
 
@@ -12,7 +12,7 @@ _MOST_TASKS = 20
 
 
 def dataset_card(url: str, licence: str, dataset: Dataset, version: str) -> str:
-    """README.md of a dataset that is pushed to `url`, under a licence by its identifier."""
+    """README.md of a dataset that is pushed to `url`, under the licence with this identifier."""
     matter = {
         "license": licence,
         "task_categories": ["robotics"],

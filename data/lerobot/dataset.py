@@ -1,10 +1,10 @@
 """Reads LeRobot datasets, v2.0 to v3.0, with pyarrow and PyAV alone, from disk, hub or bucket.
 
-Opening reads what meta/ says; parquet and video files are fetched and read when asked for. Rows are
-found by the `episode_index` they carry and video frames by their number after the episode's start,
-because the places and times that metadata tells are wrong often enough. Statistics in the files
-are never used, for those of images and all quantiles are wrong in what LeRobot up to 0.5 wrote
-(a standard deviation of 0, means of quantiles); data/statistics/stats.py computes them.
+Opening reads meta/; parquet and video files are fetched and read on demand. Rows are found by their
+own `episode_index`, and video frames by their number after the episode's start, because the
+locations and times in the metadata are too often wrong. Statistics in the files are never used,
+because LeRobot up to 0.5 wrote wrong statistics of images and wrong quantiles of everything (a
+standard deviation of 0, means of quantiles); data/statistics/stats.py computes them.
 """
 
 import hashlib
@@ -35,12 +35,12 @@ VERSION = "v3.0"
 
 
 class LeRobotDataset:
-    """A LeRobot dataset: episodes 0..e-1, whose `episode_numbers` are LeRobot's `episode_index`.
+    """A LeRobot dataset with episodes 0..e-1; `episode_numbers` are their LeRobot `episode_index`.
 
-    `root` is the path it was opened with, or the URL; `path(name)` what a message calls a file.
-    `cameras` have their full names, `features` are as info.json has them, `present` tells which
-    episodes have which cameras, `runs` which frames have which of `prompts`. For one thread at a
-    time; pickles by its place. `subtask_column` tells subtasks, in place of LeRobot's own.
+    `root` is the path or URL it was opened with; `path(name)` is a file's name in messages.
+    `cameras` are full names, `features` are as in info.json, `present` says which episodes have
+    which cameras, and `runs` which frames have which of `prompts`. For one thread at a time;
+    pickles by location. `subtask_column` is read for subtasks instead of LeRobot's own column.
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class LeRobotDataset:
         return LeRobotDataset, (root, self._selected, self._subtask_column)
 
     def telling(self, subtask_column: str) -> "LeRobotDataset":
-        """The same with subtasks that this column tells.
+        """The same dataset, with subtasks read from this column.
 
         Raises:
-          DatasetError: there is no such column, or it cannot tell any.
+          DatasetError: there is no such column, or it cannot hold subtasks.
         """
         return LeRobotDataset(self.root, self._selected, subtask_column)
 
@@ -99,7 +99,7 @@ class LeRobotDataset:
 
     @property
     def num_episodes(self) -> int:
-        """Episodes listed, or of the selection."""
+        """Number of episodes listed, or selected."""
         return len(self._chosen)
 
     @cached_property
@@ -119,19 +119,19 @@ class LeRobotDataset:
 
     @property
     def runs(self) -> Runs:
-        """Runs of frames with one task. Of an episode that lists a single instruction the metadata
-        is believed; the frames of any other are read."""
+        """Runs of frames with one task. If an episode lists a single instruction, the metadata is
+        trusted; the frames of all other episodes are read."""
         return self._told[0]
 
     @property
     def prompts(self) -> Prompts:
-        """Wordings of each task of `runs`: its text, then instructions that its episodes list and
-        no frame of theirs refers to."""
+        """Wordings of each task of `runs`: its text, then instructions that its episodes list but
+        that none of their frames refers to."""
         return self._told[1]
 
     @property
     def has_subtasks(self) -> bool:
-        """True if a column tells subtasks; no data is read for it."""
+        """True if a column holds subtasks; reads no data."""
         return self._telling is not None
 
     @cached_property
@@ -163,7 +163,8 @@ class LeRobotDataset:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over the bytes of metadata and parquet and the sizes of pictures, hexadecimal.
+        """SHA-256, hexadecimal, over the bytes of metadata and parquet files and the sizes of image
+        and video files.
 
         Raises:
           DatasetError: a file cannot be fetched or read.
@@ -183,14 +184,14 @@ class LeRobotDataset:
 
     @property
     def column_names(self) -> tuple[str, ...]:
-        """Features that are columns of values (not pictures, nor kinds this reader ignores)."""
+        """Features that are columns of values (not images, nor kinds that this reader ignores)."""
         return tuple(n for n, f in self.features.items() if arrow_type(f["dtype"]) is not None)
 
     def stream(
         self, names: Sequence[str], episodes: Sequence[int] | np.ndarray | None = None
     ) -> Iterator[dict[str, np.ndarray]]:
         """Columns by name, each [n, *shape] (bookkeeping: [n]): some whole episodes at a time, in
-        their order, a few row groups of one file at once.
+        order, from a few row groups of one file at once.
 
         Raises:
           MissingFileError, DatasetError: a file is missing or damaged, a column is missing or of
@@ -204,18 +205,18 @@ class LeRobotDataset:
 
     @property
     def counts_frames(self) -> bool:
-        """True if its files lack frame_index, as the first one tells; frames are counted then."""
+        """True if its files lack frame_index, judged by the first one; frames are then counted."""
         return self._rows.counts_frames(int(self.metadata.hints[self._chosen[0]]))
 
     def require_no_strays(self) -> None:
-        """Raises DatasetError if the files have rows of episodes that nothing lists; of a selection
-        of episodes it is not known."""
+        """Raises DatasetError if the files have rows of episodes that are not listed; not checked
+        for a selection of episodes."""
         if self._selected is None:
             self._rows.require_no_strays()
 
     def column(self, name: str, episodes: Sequence[int] | None = None) -> np.ndarray:
-        """One column of all frames (or of the given episodes), in episode order, [N, *shape]; that
-        of all frames is kept in memory.
+        """One column of all frames (or of the given episodes), in episode order, [N, *shape]. A
+        column of all frames is kept in memory.
 
         Raises:
           DatasetError: as `stream` does.
@@ -231,7 +232,8 @@ class LeRobotDataset:
         return self._columns[name]
 
     def columns(self, i: int) -> dict[str, np.ndarray]:
-        """Episode i's columns by LeRobot name, each [T, *shape] (bookkeeping: [T]); no frames."""
+        """Episode i's columns by LeRobot name, each [T, *shape] (bookkeeping: [T]), without
+        images."""
         (block,) = self.stream(self.column_names, [i])
         return block
 
@@ -252,11 +254,11 @@ class LeRobotDataset:
         return [text for text in listed or () if text] or [self.task(i)]
 
     def encoded(self, i: int, camera: str) -> pa.Array:
-        """Episode i's pictures of a camera of dtype image as they are stored, struct<bytes, path>;
+        """Episode i's images of a camera of dtype image as they are stored, struct<bytes, path>;
         nulls if it has none.
 
         Raises:
-          DatasetError: a picture is missing.
+          DatasetError: an image is missing.
         """
         return encoded(self.folder, *self._cells(i, camera))
 
@@ -281,8 +283,7 @@ class LeRobotDataset:
     def frames_at(
         self, i: int, camera: str, at: Int64[np.ndarray, " n"]
     ) -> UInt8[np.ndarray, "n h w 3"]:
-        """Frames `at` of episode i as seen by `camera`; those of other groups of
-        pictures are not decoded.
+        """Frames `at` of episode i as seen by `camera`; other groups of pictures are not decoded.
 
         Raises:
           IndexError: the episode has no such frame.
@@ -300,19 +301,19 @@ class LeRobotDataset:
         path, start = self.video(i, camera)
         try:
             table = seek_table(path)
-        except DatasetError:  # no mp4, or damaged, which reading it from the start tells
+        except DatasetError:  # not an mp4, or damaged: reading from the start reports it
             return self.frames(i, camera)[at]
         return table.read(start, at, self.fps)
 
     def episode(self, i: int) -> LoadedEpisode:
-        """Episode i whole: its columns, every camera's frames uint8 [T, H, W, 3] and "task"."""
+        """All of episode i: its columns, every camera's frames uint8 [T, H, W, 3] and "task"."""
         seen = [c for c, there in zip(self.cameras, self.present[i], strict=True) if there]
         frames = {camera: self.frames(i, camera) for camera in seen}
         return LoadedEpisode(self.columns(i), **frames, task=self.task(i))
 
     def video(self, i: int, camera: str) -> tuple[Path, float]:
-        """The mp4 that holds episode i of `camera`, fetched if it is far away, and the second at
-        which the episode starts there.
+        """The mp4 that holds episode i of `camera`, fetched if it is remote, and the time in
+        seconds at which the episode starts in it.
 
         Raises:
           MissingFileError: the episode lacks this camera, or the file is missing.
@@ -333,7 +334,7 @@ class LeRobotDataset:
         return self.metadata.video(self._place(i), camera)[0]
 
     def _is_stored(self, camera: str) -> bool:
-        """True of a camera whose pictures the parquet holds.
+        """True for a camera whose images are stored in parquet.
 
         Raises:
           ValueError: there is no such camera.
@@ -343,7 +344,7 @@ class LeRobotDataset:
         return bool(self.features[camera]["dtype"] == "image")
 
     def _cells(self, i: int, camera: str) -> tuple[Any, str, pa.Array]:
-        """File and column of episode i's stored pictures, and its cells."""
+        """File and column of episode i's stored images, and its cells."""
         file, cells = self._rows.cells(self._place(i), camera)
         return file, camera, cells
 
@@ -381,7 +382,7 @@ class LeRobotDataset:
         )
 
     def _files(self) -> list[str]:
-        """Names of the files that the digest is of."""
+        """Names of the files that the digest covers."""
         names = self.folder.list("meta/**/*")
         if self._selected is None:
             names += map(self.metadata.data_file, range(self.metadata.num_data_files))
@@ -402,7 +403,7 @@ class LeRobotDataset:
         )
 
     def _places(self) -> Int64[np.ndarray, " e"]:
-        """Places of the selected episodes in the metadata."""
+        """Positions of the selected episodes in the metadata."""
         numbers = self.metadata.numbers
         if self._selected is None:
             return np.arange(len(numbers))

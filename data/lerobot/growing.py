@@ -1,9 +1,10 @@
-"""A dataset while it is recorded: LeRobot v3.0 with files of its own for every episode, so that
-what is finished can be read at any moment, whatever ends the recording.
+"""A dataset while it is recorded: LeRobot v3.0 with separate files for every episode, so that
+finished episodes can be read at any moment, whatever ends the recording.
 
-An episode is written aside and moved into its place file by file; the list of it in meta/episodes
-comes last, and what is not listed does not count. A journal tells besides what the joined dataset
-needs: the texts that are new with an episode, counts of pixels, and notes of whoever records.
+An episode is written to a separate folder and moved into place file by file. Its entry in
+meta/episodes comes last, and an episode without one does not count. A journal also holds what the
+joined dataset needs: the texts that are new with an episode, pixel counts, and the recorder's
+notes.
 """
 
 import fcntl
@@ -33,7 +34,7 @@ _TEXTS = ("tasks", "subtasks")
 
 
 class FinishedEpisode(NamedTuple):
-    """An episode on disk: its instruction, numeric and text columns, counts of pixels and videos by
+    """An episode on disk: its instruction, numeric and text columns, and pixel counts and videos by
     camera."""
 
     task: str
@@ -43,19 +44,20 @@ class FinishedEpisode(NamedTuple):
 
 
 class GrowingDataset:
-    """The folder `root`, begun or opened to go on; no other process may write to it meanwhile.
+    """The recording in the folder `root`, new or resumed; no other process may write to it
+    meanwhile.
 
     Args:
-      features: all of them, bookkeeping included.
-      about: plain data that decides what is recorded.
+      features: all features, bookkeeping included.
+      about: plain data that determines what is recorded.
 
     Attributes:
       tasks, subtasks: texts with their numbers.
-      num_frames: of the finished episodes.
-      notes: of these, in order.
+      num_frames: frames of the finished episodes.
+      notes: notes of the finished episodes, in order.
 
     Raises:
-      ValueError: something else was recorded there, or another process records.
+      ValueError: something else was recorded there, or another process is recording.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class GrowingDataset:
         self._header = json.loads(json.dumps({"about": about, "features": features, "fps": fps}))
         self._existed = root.is_dir()
         (root / "meta").mkdir(parents=True, exist_ok=True)
-        self._journal = (root / JOURNAL).open("a+b", buffering=0)  # which leaves nothing to close
+        self._journal = (root / JOURNAL).open("a+b", buffering=0)  # nothing to flush on close
         try:
             fcntl.flock(self._journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -78,7 +80,7 @@ class GrowingDataset:
         self._size = 0
         try:
             self._entries = self._read()
-        except OSError:  # of a disk on which not even the header had room
+        except OSError:  # the disk had no room even for the header
             begun = b"\n" in (root / JOURNAL).read_bytes()
             self._journal.close()
             if not begun:
@@ -107,7 +109,7 @@ class GrowingDataset:
         info: Mapping[str, Any],
         note: Mapping[str, Any],
     ) -> None:
-        """The next episode, on disk on return; interrupted, nothing of it counts.
+        """Adds the next episode, which is on disk on return; if interrupted, none of it counts.
 
         Args:
           info: info.json with this episode counted.
@@ -169,7 +171,7 @@ class GrowingDataset:
             to_disk(folder)
 
     def finished(self) -> Iterator[FinishedEpisode]:
-        """All episodes, read back."""
+        """All finished episodes, read back from disk."""
         for number, entry in enumerate(self._entries):
             path = self.root / self._name(DATA_PATH, number)
             with open_parquet(path) as opened:
@@ -182,7 +184,7 @@ class GrowingDataset:
             )
 
     def close(self) -> None:
-        """Ends the writing; the folder stays as it is, or is gone if no episode was finished."""
+        """Stops writing; the folder stays as it is, or is removed if no episode was finished."""
         self._journal.close()
         if not is_growing(self.root):
             return
@@ -200,7 +202,8 @@ class GrowingDataset:
             self.root.mkdir(exist_ok=True)
 
     def _read(self) -> list[dict[str, Any]]:
-        """The finished episodes; what the journal or the folder has beyond them is removed."""
+        """The finished episodes; whatever the journal or the folder has beyond them is
+        discarded."""
         self._journal.seek(0)
         lines = self._journal.read().split(b"\n")[:-1]
         if not lines:
@@ -228,7 +231,7 @@ class GrowingDataset:
         return entries[:listed]
 
     def _remove(self, number: int) -> None:
-        """Removes files of an episode that was not finished."""
+        """Removes the files of an unfinished episode."""
         names = [self._name(DATA_PATH, number)]
         names += [self._name(VIDEO_PATH, number, video_key=camera) for camera in self.cameras]
         for name in names:
@@ -236,7 +239,7 @@ class GrowingDataset:
                 (self.root / name).unlink(missing_ok=True)
 
     def _write(self, line: Any) -> int:
-        """Appends a line to the journal, after those that count; bytes of them all."""
+        """Appends a line to the journal, after those that count; returns the bytes of them all."""
         self._journal.truncate(self._size)
         content = json.dumps(line, ensure_ascii=False).encode() + b"\n"
         while content:
@@ -260,12 +263,12 @@ class GrowingDataset:
 
 
 def is_growing(root: Path) -> bool:
-    """True if a recording has begun there and was not ended."""
+    """True if a recording was begun there and has not ended."""
     return (root / JOURNAL).is_file()
 
 
 def _difference(header: Any, other: Any) -> str:
-    """Words for the first thing in which two recordings differ."""
+    """The first difference between two recordings, in words."""
     for name, now in {**header, **other}.items():
         before = header.get(name)
         if before != now:

@@ -1,5 +1,5 @@
-"""The meta/ folder of a LeRobot v3.0 dataset while it is written: episodes, tasks, info and
-statistics, in the forms that LeRobot's own reader depends on.
+"""Writes the meta/ folder of a LeRobot v3.0 dataset: episodes, tasks, info and statistics, in the
+forms that LeRobot's own reader depends on.
 """
 
 import json
@@ -31,11 +31,12 @@ _INT, _FLOAT = pa.int64(), pa.float64()
 
 
 class EpisodeTable:
-    """meta/episodes, which grows by `add` and is whole after `close`. Counts what it was given.
+    """meta/episodes, which grows by `add` and is complete after `close`. Counts its episodes and
+    frames.
 
     Args:
       root: the dataset's folder.
-      features: those of the episodes, bookkeeping included; dtype "video" or "image" for pictures.
+      features: features of the episodes, bookkeeping included; dtype "video" or "image" for images.
     """
 
     def __init__(self, root: Path, features: Mapping[str, Mapping[str, Any]]) -> None:
@@ -53,13 +54,13 @@ class EpisodeTable:
         pixels: Mapping[str, Histogram],
         places: Mapping[str, int | float],
     ) -> None:
-        """The next episode.
+        """Adds the next episode.
 
         Args:
           tasks: its instructions.
           values: its numeric columns, each [T, *shape], for their statistics.
-          pixels: how often each level occurs in the pictures of each camera it has.
-          places: the columns that tell where its rows and pictures lie.
+          pixels: counts of each level in the images of each camera that it has.
+          places: the columns that locate its rows and images.
         """
         length = len(values["index"])
         row: dict[str, Any] = {"episode_index": self.num_episodes, "tasks": list(tasks)}
@@ -81,15 +82,15 @@ class EpisodeTable:
             self._write()
 
     def close(self) -> None:
-        """Writes what is held back, and the footer."""
+        """Writes the rows still in memory, and the footer."""
         if self._rows:
             self._write()
         if self._file is not None:
             self._file.close()
 
     def write_statistics(self) -> None:
-        """Writes meta/stats.json when all other files are there: exact over all frames, of cameras
-        over those that were counted of the frames that have them."""
+        """Writes meta/stats.json when all other files are there. Statistics are exact over all
+        frames; for cameras, over the counted ones of the frames that have the camera."""
         written = {c: seen.stats(frames) for c, (frames, seen) in self._pixels.items()}
         written |= stats.compute(LeRobotDataset(self.root))
         plain = {n: {k: v.tolist() for k, v in s.items()} for n, s in written.items()}
@@ -105,8 +106,8 @@ class EpisodeTable:
 
 
 def write_tasks(root: Path, tasks: Sequence[str], kind: str = "task") -> None:
-    """meta/tasks.parquet as pandas writes a frame indexed by the instructions, which is how LeRobot
-    looks them up; with `kind` "subtask", meta/subtasks.parquet."""
+    """Writes meta/tasks.parquet as pandas writes a frame indexed by the instructions, which is how
+    LeRobot looks them up; with `kind` "subtask", meta/subtasks.parquet."""
     index, number = "__index_level_0__", f"{kind}_index"
     table = pa.table({number: pa.array(range(len(tasks)), pa.int64()), index: list(tasks)})
 
@@ -129,13 +130,13 @@ def write_tasks(root: Path, tasks: Sequence[str], kind: str = "task") -> None:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """A JSON file as LeRobot writes them."""
+    """Writes a JSON file as LeRobot does."""
     path.write_text(json.dumps(content, indent=4, ensure_ascii=False))
 
 
 def copy_others(source: LeRobotDataset, root: Path, but: Sequence[str] = ()) -> None:
-    """Copies the files of a dataset's meta/ that no writer makes anew, without those named and
-    without what GR00T's readers keep there of the old frames."""
+    """Copies the files of a dataset's meta/ that no writer makes again, except those in `but` and
+    what GR00T's readers keep there about the old frames."""
     for name in source.folder.list("meta/*"):
         last = name.rpartition("/")[2]
         if name not in but and last not in _OWN and not last.startswith(_MADE_ANEW):

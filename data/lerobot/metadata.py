@@ -1,7 +1,7 @@
-"""The meta/ folder of a LeRobot dataset, whatever the version that wrote it.
+"""Reads the meta/ folder of a LeRobot dataset, whatever version wrote it.
 
-Files are named by the templates in info.json. Keys and features that nothing here knows are left
-alone, since LeRobot and its users add some with every release.
+Templates in info.json name the files. Unknown keys and features are left alone, since LeRobot and
+its users add some with every release.
 """
 
 import math
@@ -22,16 +22,17 @@ from data.files.names import fill, pattern, plain_name
 
 VISUAL = ("video", "image")
 JOURNAL = "meta/recording.jsonl"
-"""File of a recording that is under way, or was cut off; only what meta/episodes lists counts."""
+"""File of a recording that is in progress or was interrupted; only the episodes that meta/episodes
+lists count."""
 _INFO = "meta/info.json"
 
 
 class Metadata(Protocol):
     """Episodes 0..e-1 as meta/ lists them, by ascending `numbers` (their `episode_index`).
 
-    `texts` are the instructions listed for each episode (list<string>, None if there are none),
-    `hints` the data file that is said to hold it, of `num_data_files`; with `wanders` the episode
-    may lie in another one all the same. `listing` is the file that all this comes from.
+    `texts` are the instructions listed for each episode (list<string>, None if there are none).
+    `hints` is the data file, of `num_data_files`, that should hold the episode; with `wanders`, the
+    episode may still be in another one. `listing` is the file that this information comes from.
     """
 
     listing: str
@@ -48,11 +49,12 @@ class Metadata(Protocol):
         ...
 
     def video(self, episode: int, camera: str) -> tuple[str, float]:
-        """Name of the mp4 that holds an episode, and the second at which it starts there."""
+        """Name of the mp4 that holds an episode, and the time in seconds at which the episode
+        starts in it."""
         ...
 
     def has_video(self, camera: str) -> Bool[np.ndarray, " e"]:
-        """Mask of the episodes that a camera of dtype video has."""
+        """Mask of the episodes that have this camera of dtype video."""
         ...
 
     def tasks(self) -> dict[int, str]:
@@ -61,11 +63,11 @@ class Metadata(Protocol):
 
 
 def read_info(folder: Folder) -> dict[str, Any]:
-    """info.json, with what reading depends on checked.
+    """Content of info.json, with everything checked that reading depends on.
 
     Raises:
       MissingFileError: it is missing, so there is no dataset.
-      DatasetError: it is no JSON, of an unknown version or storage, or lacks fps or features.
+      DatasetError: it is not JSON, of an unknown version or storage, or lacks fps or features.
     """
     path = folder.path(_INFO)
     if not folder.exists(_INFO):
@@ -109,10 +111,10 @@ def read_info(folder: Folder) -> dict[str, Any]:
 
 
 def file_name(folder: Folder, info: Mapping[str, Any], field: str, **values: str | int) -> str:
-    """The template `field` of info.json filled in.
+    """The file name from the template `field` of info.json.
 
     Raises:
-      DatasetError: it is no template of these values.
+      DatasetError: it is not a template of these values.
     """
     try:
         return fill(info.get(field), **values)
@@ -124,7 +126,7 @@ def file_pattern(folder: Folder, info: Mapping[str, Any], field: str) -> str:
     """A glob pattern of all files that the template `field` names.
 
     Raises:
-      DatasetError: it is no template of these files.
+      DatasetError: it is not a template of these files.
     """
     try:
         return pattern(info.get(field), **_PLACES)
@@ -133,12 +135,12 @@ def file_pattern(folder: Folder, info: Mapping[str, Any], field: str) -> str:
 
 
 def by_number(name: str) -> list[str | int]:
-    """Sorts file-1000 behind file-999."""
+    """Sort key that puts file-1000 after file-999."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
 def picture_shape(feature: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Height and width of a camera's pictures, whose shape may begin or end with the channels; None
+    """Height and width of a camera's images, whose shape may begin or end with the channels; None
     if the feature does not say."""
     about = feature.get("info") or feature.get("video_info") or {}
     height, width = about.get("video.height"), about.get("video.width")
@@ -155,18 +157,18 @@ def picture_shape(feature: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def robot_type(info: Mapping[str, Any]) -> str | None:
-    """The robot's name in info.json; None where that is empty or no text."""
+    """The robot's name in info.json; None if it is empty or not text."""
     name = info.get("robot_type")
     return name if isinstance(name, str) and name else None
 
 
 def is_fps(value: object) -> bool:
-    """True for a number of frames a second."""
+    """True for a number of frames per second."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e6
 
 
 _MOST_AXES, _MOST_VALUES = 16, 1 << 28
-"""Limits of a feature's shape: a picture of 64 megapixels has fewer values."""
+"""Limits of a feature's shape; an image of 64 megapixels has fewer values."""
 _NUMBERS = ("chunk_index", "file_index", "episode_chunk", "episode_index")
 _PLACES = {**dict.fromkeys(_NUMBERS, int), "video_key": str}
 
@@ -197,7 +199,7 @@ def _is_feature(feature: object) -> bool:
     if not isinstance(feature, dict) or not isinstance(feature.get("dtype"), str):
         return False
     if feature["dtype"] not in VISUAL and arrow_type(feature["dtype"]) is None:
-        return True  # of a kind that is not read
+        return True  # a kind that is not read
     shape = feature.get("shape")
     if not isinstance(shape, list | tuple) or len(shape) > _MOST_AXES:
         return False

@@ -1,7 +1,8 @@
-"""The parquet files that a recording fills, which grow by episodes until the next is begun.
+"""Writes the parquet files of a recording, each of which grows by episodes until the next file
+begins.
 
-Names, numbering and sizes are LeRobot v3.0's; each `add` returns where the episode went, as the
-episode's metadata columns.
+Names, numbering and sizes are LeRobot v3.0's. Each `add` returns the episode's location, as columns
+of its metadata.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,8 +27,8 @@ def features_of(
     frames: Mapping[str, np.ndarray],
     names: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Features, as in info.json, of an episode's columns [T, n] and pictures uint8 [T, h, w, 3];
-    `names`: of the dims of columns that have some."""
+    """Features, as in info.json, of an episode's columns [T, n] and images uint8 [T, h, w, 3];
+    `names`: names of the dims, for columns that have some."""
     found: dict[str, dict[str, Any]] = {
         name: {"dtype": str(x.dtype), "shape": x.shape[1:], "names": (names or {}).get(name)}
         for name, x in columns.items()
@@ -36,12 +37,13 @@ def features_of(
 
 
 def video_feature(shape: Sequence[int]) -> dict[str, Any]:
-    """Feature of a camera with pictures of shape (h, w, 3)."""
+    """Feature of a camera with images of shape (h, w, 3)."""
     return {"dtype": "video", "shape": tuple(shape), "names": ["height", "width", "channels"]}
 
 
 class DataFiles:
-    """The parquet files of the frames: one row group per episode, a new file past the limit."""
+    """The parquet files of the frames: one row group per episode, and a new file beyond the size
+    limit."""
 
     def __init__(
         self, root: Path, columns: Mapping[str, Mapping[str, Any]], megabytes: float
@@ -70,7 +72,7 @@ class DataFiles:
             self.writer.close()
 
     def abandon(self) -> None:
-        """Leaves what was written; a disk that is full must not be met again at the end."""
+        """Leaves what was written, so that a full disk does not fail again at the end."""
         if self.writer is not None and self.writer.is_open:
             with suppress(OSError):
                 self.writer.close()
@@ -78,7 +80,7 @@ class DataFiles:
 
 
 def video_info(size: Sequence[int], fps: float, codec: str) -> dict[str, Any]:
-    """Facts about a camera's videos (height and width first in `size`) as info.json tells them."""
+    """Description of a camera's videos as in info.json; `size` begins with height and width."""
     return {
         "video.height": size[0],
         "video.width": size[1],

@@ -1,8 +1,8 @@
-"""Videos end to end in one file without decoding them: packets copied, their times moved on.
+"""Joins videos end to end in one file without decoding them: copies packets and shifts their times.
 
-An episode begins at a whole number of its frames' periods after the first, so its frames keep the
-times a reader looks for. What a decoder is told once a file (codec, size, parameter sets) must be
-the same for all that is in it: where it is not, the next file begins.
+Each episode begins a whole number of frame periods after the first, so its frames keep the times
+that a reader looks for. Codec, size and parameter sets are given to a decoder once per file, so all
+videos in a file must share them; if a video does not, the next file begins.
 """
 
 import errno
@@ -26,8 +26,8 @@ _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 class CopiedVideos:
-    """The mp4 files of one camera, of copied videos: a new file past the limit, or where a video
-    cannot be joined to those before."""
+    """The mp4 files of one camera, made of copied videos. A new file begins beyond the size limit,
+    or where a video cannot be joined to those before."""
 
     def __init__(self, root: Path, camera: str, megabytes: float) -> None:
         self.root, self.camera, self.limit = root, camera, megabytes * 2**20
@@ -37,10 +37,10 @@ class CopiedVideos:
         self._end = self._last = self._size = 0
 
     def add(self, path: Path, frames: int, fps: float) -> dict[str, int | float]:
-        """Appends the video at `path`; returns where it went, as columns of meta/episodes.
+        """Appends the video at `path`; returns its location, as columns of meta/episodes.
 
         Raises:
-          DatasetError: it is no video, is damaged, or has fewer than `frames`.
+          DatasetError: the file is not a video, is damaged, or has fewer than `frames`.
           OSError: the disk that is written to is full or fails.
         """
         try:
@@ -59,7 +59,7 @@ class CopiedVideos:
             ) from None
 
     def add_span(self, span: PacketSpan, frames: int, fps: float) -> dict[str, int | float]:
-        """Appends a stretch of another video; returns where it went, as `add`."""
+        """Appends a stretch of another video; returns its location, as `add` does."""
         if not span.begins:
             self.close()
         return self._append(span.stream, span.packets, frames, fps, span.first)
@@ -78,7 +78,7 @@ class CopiedVideos:
         fps: float,
         first: int | None = None,
     ) -> dict[str, int | float]:
-        """Appends packets; of them, the frame at pts `first` is the episode's first."""
+        """Appends packets; the frame at pts `first` is the episode's first."""
         tick = stream.time_base or Fraction(1)
         shown, decoded = sorted(p.pts or 0 for p in packets), [p.dts or 0 for p in packets]
         steps = sorted(b - a for a, b in pairwise(shown)) or [round(1 / (fps * tick))]
@@ -118,7 +118,7 @@ class CopiedVideos:
 
 
 def _whole(path: Path, packets: list[Packet], frames: int) -> list[Packet]:
-    """The packets, if all of them are sound and enough for the frames."""
+    """The packets, if all of them are sound and there are enough for the frames."""
     sound = [p for p in packets if not p.is_corrupt and p.pts is not None and p.dts is not None]
     if len(sound) != len(packets) or len(sound) < frames:
         raise DatasetError(

@@ -1,9 +1,9 @@
-"""Rows of episodes in parquet files, read when asked for and no more than a few row groups at once.
+"""Rows of episodes in parquet files, read on demand and no more than a few row groups at once.
 
-Where metadata says an episode lies is wrong often enough (the first of every file in sets that
-LeRobot 0.4 converted), so it is only where the search begins: rows count as an episode's by the
-`episode_index` they carry. The column is read for that, not parquet's statistics of it, access to
-which ends the process where a footer is damaged.
+The location of an episode in the metadata is too often wrong (for the first of every file in
+datasets that LeRobot 0.4 converted), so it is only where the search begins: rows belong to an
+episode by their own `episode_index`. For this the column is read, not parquet's statistics of it:
+accessing those ends the process if a footer is damaged.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,8 +33,8 @@ class Groups(NamedTuple):
 
 
 class _Ranges(NamedTuple):
-    """Lowest and highest episode_index and rows of each row group of a file. `ordered` if the
-    former two never fall."""
+    """Lowest and highest episode_index, and rows, of each row group of a file. `ordered` if neither
+    the lowest nor the highest ever decreases."""
 
     first: Int64[np.ndarray, " g"]
     last: Int64[np.ndarray, " g"]
@@ -52,8 +52,8 @@ class _Ranges(NamedTuple):
 
 
 class ParquetRows:
-    """The data files of a dataset; episodes are given by their place in `metadata`. For one thread
-    at a time."""
+    """The data files of a dataset; episodes are given by their position in `metadata`. For one
+    thread at a time."""
 
     def __init__(
         self, folder: Folder, metadata: Metadata, features: Mapping[str, Mapping[str, Any]]
@@ -85,7 +85,8 @@ class ParquetRows:
         return self.path(groups.file), column
 
     def filled(self, name: str, episodes: Int64[np.ndarray, " k"]) -> Bool[np.ndarray, " e"]:
-        """Mask of these episodes: True with any picture in a column of pictures, and for others."""
+        """Mask of all episodes: False for those of `episodes` that have no image in a column of
+        images."""
         present = np.ones(len(self._metadata.numbers), bool)
         for groups, members in self._batches(episodes):
             if self._without_path(groups, name):
@@ -107,9 +108,9 @@ class ParquetRows:
         raise self._incomplete(episode, 0)
 
     def require_no_strays(self) -> None:
-        """Raises DatasetError if the data files have rows of episodes that nothing lists."""
+        """Raises DatasetError if the data files have rows of episodes that are not listed."""
         if not self._metadata.wanders:
-            return  # each file was held against its episode when it was read
+            return  # each file was checked against its episode when it was read
         files = range(self._metadata.num_data_files)
         rows = sum(int(self._read_ranges(file).rows.sum()) for file in files)
         if rows == self._metadata.lengths.sum():
@@ -136,16 +137,16 @@ class ParquetRows:
 
     def counts_frames(self, file: int) -> bool:
         """True if a data file lacks frame_index, which is then made from the order of its rows:
-        v2.x has an episode a file, and GR00T's datasets leave the column out."""
+        v2.x has one episode per file, and GR00T's datasets leave the column out."""
         return not self._metadata.wanders and _FRAME not in self._file(file).schema_arrow.names
 
     def path(self, file: int) -> Any:
-        """A data file in error messages."""
+        """Name of a data file in error messages."""
         return self._folder.path(self._metadata.data_file(file))
 
     def _batches(self, episodes: Sequence[int] | np.ndarray) -> Iterator[tuple[Groups, list[int]]]:
-        """Consecutive episodes whose row groups are read together: those of a file, up to a number
-        of rows unless they share row groups."""
+        """Consecutive episodes of one file whose row groups are read together: up to `_BLOCK_ROWS`
+        rows, or more if they share row groups."""
         groups, members, rows = Groups(-1, 0, 0), list[int](), 0
         for episode in map(int, episodes):
             place, length = self.place(episode), int(self._metadata.lengths[episode])
@@ -191,7 +192,7 @@ class ParquetRows:
         return pa.concat_tables(pieces, promote_options="permissive")
 
     def _gathered(self, episode: int, names: Sequence[str]) -> pa.Table:
-        """The rows of one episode from wherever they are."""
+        """The rows of one episode, from whichever files have them."""
         number, length = (int(a[episode]) for a in self._numbers)
         pieces = []
         for file in self._candidates(episode):
@@ -209,7 +210,7 @@ class ParquetRows:
         return self._metadata.numbers, self._metadata.lengths
 
     def _read(self, groups: Groups, names: tuple[str, ...]) -> pa.Table:
-        """Row groups, by episode and frame."""
+        """Row groups, sorted by episode and frame."""
         key = (groups, names)
         if self._last is None or self._last[0] != key:
             file = self._file(groups.file)
@@ -245,7 +246,7 @@ class ParquetRows:
                 rows = np.array([file.metadata.row_group(g).num_rows for g in groups], np.int64)
             values = to_numpy(path, _EPISODE, column, BOOKKEEPING[_EPISODE])
             if not self._metadata.wanders:
-                self._ranges.clear()  # as many as episodes, none of them needed again
+                self._ranges.clear()  # one for each episode, and none is needed again
             self._ranges[number] = _ranges(path, values, rows)
         return self._ranges[number]
 
@@ -284,7 +285,8 @@ class ParquetRows:
 
 
 def _ranges(path: Any, values: Int64[np.ndarray, " n"], rows: Int64[np.ndarray, " g"]) -> _Ranges:
-    """Ranges of a file's `values` of episode_index, of which its row groups hold `rows` each."""
+    """Ranges of a file's `values` of episode_index; `rows` are the numbers of rows in its row
+    groups."""
     if (rows < 0).any() or rows.sum() != len(values):
         raise DatasetError(
             path,
@@ -302,7 +304,7 @@ def _ranges(path: Any, values: Int64[np.ndarray, " n"], rows: Int64[np.ndarray, 
 
 
 def _sorted(table: pa.Table) -> pa.Table:
-    """Rows by episode and frame; as they are, where they are so already."""
+    """Rows sorted by episode and frame; unchanged if they already are."""
     episode, frame = table[_EPISODE].to_numpy(), table[_FRAME].to_numpy()
     later, same = episode[1:] > episode[:-1], episode[1:] == episode[:-1]  # a difference may wrap
     if (later | same & (frame[1:] >= frame[:-1])).all():

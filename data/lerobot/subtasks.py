@@ -1,8 +1,8 @@
-"""Subtasks of a LeRobot dataset, as its versions write them: a column `subtask_index` with the
-texts in meta/subtasks.parquet (0.4), or rows of style "subtask" in the column
-`language_persistent` (0.6's lerobot-annotate), which stand in every frame of an episode.
+"""Subtasks of a LeRobot dataset, as LeRobot's versions write them: a column `subtask_index` with
+the texts in meta/subtasks.parquet (0.4), or rows of style "subtask" in the column
+`language_persistent` (0.6's lerobot-annotate), which are repeated in every frame of an episode.
 
-A user's own column can be named instead: of texts, or of whole numbers with the same table.
+A user's own column can be named instead: of texts, or of integers that index the same table.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,19 +22,19 @@ FILE = "meta/subtasks.parquet"
 INDEX, ANNOTATIONS = "subtask_index", "language_persistent"
 
 _LATE = 1e-3
-"""Part of a frame by which a float32 time may miss the frame's."""
+"""Fraction of a frame by which a float32 time may differ from the frame's time."""
 
 
 def telling_column(
     folder: Folder, features: Mapping[str, Mapping[str, Any]], asked: str = ""
 ) -> str | None:
-    """The column that tells subtasks, by metadata alone; None if none does.
+    """The column that holds subtasks, from metadata alone; None if there is none.
 
     Args:
-      asked: a column that is to tell them.
+      asked: the column to use.
 
     Raises:
-      DatasetError: there is no such column, or it cannot tell any.
+      DatasetError: there is no such column, or it cannot hold subtasks.
     """
     info = folder.path("meta/info.json")
     if not asked:
@@ -66,7 +66,7 @@ def read_texts(folder: Folder) -> tuple[str, ...]:
     """Texts of meta/subtasks.parquet by their index.
 
     Raises:
-      DatasetError: they are not numbered from 0 in their order, by which LeRobot finds them.
+      DatasetError: the texts are not numbered from 0 in their order, by which LeRobot finds them.
     """
     file = folder.path(FILE)
     table = read_table(folder.local(FILE), file=file)
@@ -100,10 +100,10 @@ def of_indices(
     blocks: Iterable[np.ndarray],
     texts: tuple[str, ...],
 ) -> Subtasks:
-    """Subtasks of frames that have an index of a text, or -1.
+    """Subtasks of frames that have the index of a text, or -1.
 
     Args:
-      file: what a message calls the dataset.
+      file: name of the dataset in messages.
       blocks: indices of all frames, some whole episodes at a time.
 
     Raises:
@@ -145,13 +145,13 @@ def of_annotations(
     lengths: Int64[np.ndarray, " e"], fps: float, rows: Iterable[tuple[Any, pa.Array]]
 ) -> Subtasks:
     """Subtasks of episodes, each annotated in its first frame: a row holds from its `timestamp` to
-    the next one's.
+    that of the next row.
 
     Args:
-      rows: of each episode the file, for messages, and the cells of its frames.
+      rows: for each episode, the file, for messages, and the cells of its frames.
 
     Raises:
-      DatasetError: a cell is no list of such rows.
+      DatasetError: a cell is not a list of such rows.
     """
     known: dict[str, int] = {}
 

@@ -1,7 +1,7 @@
 """Tasks of a dataset's frames, and their wordings.
 
-LeRobot lists an episode's instructions in its metadata and refers each frame to one of them. An
-instruction that is listed but that no frame refers to is another wording of those that are.
+LeRobot lists an episode's instructions in its metadata, and each frame refers to one of them. A
+listed instruction that no frame refers to is another wording of those that frames refer to.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,13 +24,13 @@ def runs_and_prompts(
 ) -> tuple[Runs, Prompts]:
     """The runs of frames with one task, by episode and frame, and the wordings of each task.
 
-    An episode that lists one instruction, known to `tasks`, is one run of it: its frames need not
-    be read, which a dataset of a million episodes could not afford at every start.
+    An episode that lists one instruction, known to `tasks`, is one run of it. Its frames are not
+    read; for a dataset of a million episodes, that would take too long at every start.
 
     Args:
       texts: instructions that each episode lists.
       tasks: instruction by task index.
-      tasks_file: what a message calls the file of `tasks`.
+      tasks_file: name of the file of `tasks` in messages.
       task_indices: task index of every frame of given episodes, episodes end to end, in blocks.
 
     Raises:
@@ -58,7 +58,7 @@ def runs_and_prompts(
 def _single(
     lengths: Int64[np.ndarray, " e"], texts: pa.ListArray | None, known: set[str]
 ) -> tuple[Bool[np.ndarray, " e"], Int64[np.ndarray, " e"], list[str]]:
-    """Mask of the episodes that list one known instruction, and its index in those returned."""
+    """Mask of the episodes that list one known instruction, its index, and the instructions."""
     none = np.zeros(len(lengths), np.int64)
     if texts is None:
         return none.astype(bool), none, []

@@ -1,9 +1,10 @@
-"""LeRobot v2.1 (and v2.0) to v3.0: the same rows and the same encoded frames in fewer files.
+"""Converts LeRobot v2.1 (and v2.0) to v3.0: the same rows and the same encoded frames in fewer
+files.
 
-Video packets are copied, so no quality is lost and frames decode to the same bits; statistics are
-recomputed from all rows and decoded frames, which also finds videos that are damaged before they
-are in the new dataset. Decoding is a job (data/files/job.py), and this process copies. Everything
-lies in `<out>.partial` until it is complete.
+Video packets are copied, so no quality is lost and frames decode to the same bits. Statistics are
+recomputed from all rows and decoded frames, which also finds damaged videos before they are in the
+new dataset. Decoding is a job (data/files/job.py), and this process copies. Everything stays in
+`<out>.partial` until it is complete.
 """
 
 import shutil
@@ -40,13 +41,13 @@ def upgrade(
 ) -> LeRobotDataset:
     """Writes the v2.0 or v2.1 dataset at `path` as v3.0 to the folder `out`.
 
-    Episodes are numbered from 0 without gaps, as v3.0 needs them; a camera that an episode lacks
-    has no place in its metadata. Files of meta/ that LeRobot does not know are copied.
+    Episodes are numbered from 0 without gaps, as v3.0 requires. If an episode lacks a camera, its
+    metadata gives no location for it. Files of meta/ that LeRobot does not know are copied.
 
     Args:
-      data_megabytes: size at which a new parquet file is begun.
-      video_megabytes: size at which a new mp4 is begun.
-      progress: called after each episode with frames done and frames in all.
+      data_megabytes: size at which a new parquet file begins.
+      video_megabytes: size at which a new mp4 begins.
+      progress: called after each episode with the frames done and the total.
 
     Raises:
       ValueError: `out` is not empty, the dataset is v3.0 already, or `<out>.partial` holds what
@@ -146,7 +147,7 @@ def _write(
 
 @dataclass(frozen=True)
 class _Counting:
-    """Counts of the pixels of an episode's cameras, which takes decoding them: the work of an
+    """Pixel counts of an episode's cameras, which have to be decoded for them: the work of an
     upgrade that other machines can do."""
 
     dataset: LeRobotDataset

@@ -1,6 +1,6 @@
-"""meta/ of LeRobot v2.0 and v2.1: files for each episode, listed in JSON lines.
+"""meta/ of LeRobot v2.0 and v2.1: separate files for each episode, listed in JSON lines.
 
-Nothing says which cameras an episode has: those whose video file is there.
+An episode has the cameras whose video file exists; the metadata does not say which.
 """
 
 from collections.abc import Mapping
@@ -86,7 +86,7 @@ class MetadataV21:
 
 
 def _read_lines(folder: Folder, name: str, kinds: Mapping[str, pa.DataType]) -> pa.Table:
-    """The given keys of a file of JSON lines; "tasks" may be absent, no other."""
+    """The given keys of a file of JSON lines; only "tasks" may be absent."""
     path, file = folder.local(name), folder.path(name)
     try:
         table = pj.read_json(
@@ -97,7 +97,7 @@ def _read_lines(folder: Folder, name: str, kinds: Mapping[str, pa.DataType]) -> 
         for column in table.columns:
             flat = pc.list_flatten(column) if pa.types.is_list(column.type) else column
             if pa.types.is_string(flat.type):
-                flat.cast(pa.binary()).cast(pa.string())  # of valid UTF-8, or an error here
+                flat.cast(pa.binary()).cast(pa.string())  # raises unless it is valid UTF-8
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DatasetError(
             file,

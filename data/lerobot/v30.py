@@ -1,7 +1,7 @@
-"""meta/ of LeRobot v3.0: many episodes a file, listed in parquet with the place of each.
+"""meta/ of LeRobot v3.0: many episodes per file, listed in parquet with the location of each.
 
 Only the few columns that reading needs are loaded, as arrays: the files also hold statistics of
-every episode, a hundred times as much.
+every episode, which are a hundred times as large.
 """
 
 from collections.abc import Mapping
@@ -103,7 +103,8 @@ class MetadataV30:
         return dict(zip(indices.tolist(), texts.reshape(-1).tolist(), strict=True))
 
     def _hinted(self, table: pa.Table) -> Int64[np.ndarray, " e"]:
-        """Numbers of the data files that the metadata names; 0 for one that is not there."""
+        """Number of the data file that the metadata names for each episode; 0 if that file is not
+        there."""
         if not set(_HINTS) <= set(table.column_names):
             return np.zeros(len(self.numbers), np.int64)
         distinct, which = self._distinct(table)
@@ -115,7 +116,7 @@ class MetadataV30:
         return set(self._distinct(table)[0])
 
     def _distinct(self, table: pa.Table) -> tuple[list[str], Int64[np.ndarray, " e"]]:
-        """Names of the data files, and each episode's place among them."""
+        """Names of the data files, and each episode's index among them."""
         pairs = np.stack([table[field].to_numpy() for field in _HINTS], axis=1)
         distinct, which = np.unique(pairs, axis=0, return_inverse=True)
         names = [
@@ -150,7 +151,7 @@ def _read_episodes(folder: Folder, videos: tuple[str, ...]) -> pa.Table:
 
 
 def _cast(file: Any, name: str, column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """A column of the type it should have, its nulls -1 or NaN."""
+    """A column in the type it should have, with nulls as -1 or NaN."""
     try:
         if pa.types.is_integer(kind) and pa.types.is_floating(column.type):
             column = pc.if_else(pc.is_nan(column), None, column)  # pandas' way to write a null
@@ -182,7 +183,7 @@ def _plain(path: Any, table: pa.Table, name: str) -> Int64[np.ndarray, " e"]:
 
 
 def _listed(folder: Folder, pattern: str) -> list[str]:
-    """Names of the files of this pattern, in order of their numbers."""
+    """Names of the files that match the pattern, in order of their numbers."""
     files = sorted(folder.list(pattern), key=by_number)
     if not files:
         top, _, rest = pattern.partition("/*")

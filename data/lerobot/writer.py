@@ -1,9 +1,9 @@
 """Writes LeRobot v3.0 datasets that LeRobot's own reader opens: parquet, mp4 and their metadata.
 
-While it is recorded, the dataset has files of its own for every episode (data/lerobot/growing.py),
-so what ends the recording never costs a finished one. At the end they are joined, without encoding
-again, in `<path>.partial`, and the two are exchanged: the joined dataset is the same however often
-the recording was interrupted.
+During the recording, every episode has its own files (data/lerobot/growing.py), so a finished
+episode is never lost, whatever ends the recording. At the end the episodes are joined in
+`<path>.partial`, without re-encoding, and the two folders are exchanged. The joined dataset is the
+same however often the recording was interrupted.
 """
 
 import shutil
@@ -34,21 +34,21 @@ Pictures = UInt8[np.ndarray, "_t _h _w 3"] | EncodedFrames
 
 
 class DatasetWriter:
-    """Use as a context manager; its episodes are joined into few files when the block ends without
-    error. After an error those that are finished stay at `path`, where the dataset can be opened
-    and `resume` goes on; nothing stays if there are none.
+    """Writer of a LeRobot dataset, a context manager. When its block ends without error, the
+    episodes are joined into few files. After an error, finished episodes stay at `path`, where the
+    dataset can be opened and `resume` continues it; if there are none, nothing stays.
 
     Args:
-      path: the folder to make; must not exist, or be empty.
+      path: the folder to create; must not exist, or be empty.
       fps: frames per second, the same in every episode.
       features: per feature name its `dtype`, `shape` and `names` as in info.json; dtype "video"
         for cameras (shape (H, W, 3)), a numpy type for columns of shape (n,).
-      robot_type: goes into info.json; a name that files may have.
-      subtasks: every frame has one, as LeRobot's `subtask_index`.
-      data_megabytes: size at which a new parquet file is begun.
-      video_megabytes: size at which a new mp4 is begun.
-      resume: `path` may also hold a recording that was cut off.
-      about: plain data that decides what is recorded, which must be the same on resuming.
+      robot_type: name for info.json that is allowed in file names.
+      subtasks: every frame has a subtask, as LeRobot's `subtask_index`.
+      data_megabytes: size at which a new parquet file begins.
+      video_megabytes: size at which a new mp4 begins.
+      resume: `path` may also hold an interrupted recording.
+      about: plain data that determines what is recorded; must be the same on resuming.
 
     Raises:
       ValueError: `path` is not empty, or holds a recording of something else, `<path>.partial`
@@ -103,7 +103,7 @@ class DatasetWriter:
 
     @property
     def notes(self) -> list[dict[str, Any]]:
-        """Notes given with the episodes so far, those before an interruption included."""
+        """Notes given with the episodes so far, including those before an interruption."""
         return self._grown.notes
 
     def add_episode(
@@ -117,12 +117,13 @@ class DatasetWriter:
         """Appends an episode of T frames, which is on disk on return.
 
         Args:
-          columns: every feature that is no camera, [T, *shape]; bookkeeping columns are made here.
-          frames: every camera's frames, or the video that they were made (data/video/encoding.py),
-            which is moved from where it is.
-          task: what the robot is told to do.
-          subtasks: the part of it that every frame shows, in words, where the writer has them.
-          note: plain data to find again in `notes`; no part of the dataset.
+          columns: every feature that is not a camera, [T, *shape]; bookkeeping columns are made
+            here.
+          frames: every camera's frames, or the video that was made of them
+            (data/video/encoding.py), whose file is moved.
+          task: the robot's instruction.
+          subtasks: the subtask of every frame, in words, if the writer has subtasks.
+          note: plain data that `notes` returns; not part of the dataset.
 
         Raises:
           ValueError: a column or camera is missing, of a wrong shape or type, not finite, or an
@@ -173,7 +174,7 @@ class DatasetWriter:
             shutil.rmtree(self._partial, ignore_errors=True)
 
     def _join(self, root: Path) -> None:
-        """Writes the dataset with all episodes end to end in as few files as may be."""
+        """Writes the dataset with all episodes end to end in as few files as possible."""
         episodes = EpisodeTable(root, self.features | self._made)
         data = DataFiles(root, self._columns, self._limits["data"])
         videos = {c: CopiedVideos(root, c, self._limits["video"]) for c in self._cameras}
@@ -190,7 +191,7 @@ class DatasetWriter:
         finally:
             data.abandon()
             for video in videos.values():
-                with suppress(OSError):  # of a full disk, which ended the recording
+                with suppress(OSError):  # a full disk, which ended the recording
                     video.close()
         episodes.close()
         write_tasks(root, list(self._grown.tasks))
@@ -288,7 +289,7 @@ def _require_free(path: Path, resume: bool) -> None:
 
 
 def _require_robot(name: str | None) -> None:
-    """Raises ValueError if no reader would take the robot's name."""
+    """Raises ValueError if readers would not accept the robot's name."""
     try:
         plain_name(name or "unknown")
     except ValueError as error:

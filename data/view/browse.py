@@ -1,9 +1,9 @@
-"""A whole dataset as one page: a row for each episode, with pictures of it, its task and its facts,
+"""Writes a whole dataset as one page: a row for each episode, with its images, task and statistics,
 to filter, sort and flag for `tools.data edit`.
 
-The page is a folder that works without a server: index.html holds the numbers, and beside it lie
-sheets with the pictures of fifty episodes each. A sheet is named after the dataset's content and
-appears when it is whole, so that an interrupted run goes on with the next one.
+The page is a folder that works without a server: index.html holds the numbers, and the sheets
+beside it hold the images of fifty episodes each. A sheet is named after the dataset's content and
+appears when it is complete, so that an interrupted run resumes with the next one.
 """
 
 import json
@@ -44,12 +44,12 @@ def write_browser(
     limits: IdleLimits,
     columns: Sequence[str] = (),
 ) -> dict[str, int]:
-    """Writes the folder; the number of episodes that have each mark.
+    """Writes the folder; returns the number of episodes with each mark.
 
     Raises:
       ValueError: `out` has other files, or there are no episodes, no such columns of numbers, or no
         finite ones.
-      DatasetError: a column cannot be read; pictures that cannot are marked on the page.
+      DatasetError: a column cannot be read; unreadable images are marked on the page instead.
     """
     if not len(dataset.lengths):
         raise ValueError(f"{dataset.root}: has no episodes to show; record some first.")
@@ -102,7 +102,7 @@ def _marked(dataset: Dataset, facts: EpisodeFacts, unreadable: dict[int, str]) -
 
 
 def _sheets(dataset: Dataset, out: Path, report: Report) -> tuple[list[list[str]], dict[int, str]]:
-    """Files of each camera's sheets, and episodes whose pictures cannot be read, with reasons."""
+    """Files of each camera's sheets, and episodes whose images cannot be read, with reasons."""
     folder, count = out / "sheets", len(dataset.lengths)
     folder.mkdir(parents=True, exist_ok=True)
     files: list[list[str]] = [[] for _ in dataset.cameras]
@@ -122,8 +122,8 @@ def _sheets(dataset: Dataset, out: Path, report: Report) -> tuple[list[list[str]
 
 
 def _write_sheet(dataset: Dataset, camera: int, episodes: range, file: Path) -> None:
-    """Pictures of a few moments of each episode, one below the other; reasons why some are not
-    there stand in the file's comment."""
+    """Images of a few moments of each episode, one episode below the other. The file's comment
+    holds the reasons for missing images."""
     sheet = Image.new("RGB", (_MOMENTS * _WIDTH, len(episodes) * _HEIGHT))
     why: dict[int, str] = {}
     for y, i in enumerate(episodes):

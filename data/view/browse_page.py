@@ -1,6 +1,6 @@
-"""Style and script of the page of a whole dataset. Rows are made for what is in view alone, so that
-ten thousand episodes scroll as ten do; pictures come in sheets, each fetched when a row of it is
-near. What is shown and flagged stands in the page's address, flags also in the browser's storage.
+"""Stylesheet and script of the page of a whole dataset. Only rows in view are created, so that ten
+thousand episodes scroll like ten. Images come in sheets, each fetched when one of its rows is near.
+The page's address holds what is shown and flagged; the browser's storage also keeps the flags.
 """
 
 STYLE = """

@@ -35,14 +35,14 @@ section { margin-top: 1rem; } summary { cursor: pointer; font-weight: 600; }
 def distributions(
     dataset: Dataset, stats: Mapping[str, Stats], against: Dataset | None, report: Report
 ) -> str:
-    """The section of a page, HTML.
+    """Section of a page, as HTML.
 
     Args:
-      stats: of the columns to show.
+      stats: statistics of the columns to show.
 
     Raises:
-      DatasetError: a column or picture that is compared cannot be read.
-      ValueError: there are two, and one has values that are not finite.
+      DatasetError: a column or image that is compared cannot be read.
+      ValueError: there are two datasets, and one has values that are not finite.
     """
     sets = [dataset] if against is None else [dataset, against]
     told = None if against is None else difference(dataset, against, report)
@@ -124,7 +124,7 @@ def _steps(counts: np.ndarray) -> str:
 
 
 def _tasks(sets: Sequence[Dataset]) -> str:
-    """Episodes by the task that they begin with; of two datasets side by side."""
+    """Number of episodes by the task that they begin with; for two datasets, side by side."""
     counts = [Counter(one.prompts[t][0] for t in first_tasks(one).tolist()) for one in sets]
     every = sum(counts, Counter[str]())
     rows = "".join(

@@ -1,5 +1,5 @@
-"""Idle stretches of a dataset as a page for a browser: a line for each episode, how much the robot
-moves around each frame, with what is left out shaded."""
+"""Idle stretches of a dataset as a page for a browser: for each episode, a line of how much the
+robot moves around each frame, with left-out frames shaded."""
 
 from collections.abc import Sequence
 from html import escape
@@ -29,7 +29,8 @@ _STYLE = """
 def write_idle_page(
     dataset: Dataset, limits: IdleLimits, found: Sequence[IdleFrames], path: Path
 ) -> None:
-    """Writes the page; of many episodes those with the most idle frames, in their order."""
+    """Writes the page; if there are many episodes, those with the most idle frames, in episode
+    order."""
     counts = np.array([int((idle.still | idle.doubled).sum()) for idle in found])
     shown = np.sort(np.argsort(-counts, kind="stable")[:_MOST_EPISODES]).tolist()
     left = len(found) - len(shown)

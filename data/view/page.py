@@ -1,4 +1,4 @@
-"""The page of an episode: its stylesheet and script, which need nothing from elsewhere.
+"""Stylesheet and script of an episode's page; they load nothing from elsewhere.
 
 Videos, slider and cursor follow one clock. A link that ends in #frame=40 opens at that frame.
 """

@@ -1,7 +1,7 @@
-"""An episode to look at: as one page for a browser, or as a recording for rerun's viewer.
+"""Writes an episode for viewing: as one page for a browser, or as a recording for rerun's viewer.
 
-The page holds everything itself: pictures as H.264, which every browser plays, numbers as lines
-that are drawn without a script, and a script that lets them follow one slider.
+The page is self-contained: images as H.264, which every browser plays, numbers as lines that are
+drawn without a script, and a script that makes them follow one slider.
 """
 
 import base64
@@ -32,7 +32,7 @@ def write_page(dataset: Dataset, episode: int, path: Path) -> None:
     """Writes the HTML page of an episode.
 
     Raises:
-      DatasetError: a column or a picture of it cannot be read.
+      DatasetError: one of its columns or images cannot be read.
       ValueError: there is no such episode.
     """
     columns, tasks = _columns(dataset, episode), _tasks(dataset, episode)
@@ -75,7 +75,7 @@ def write_recording(dataset: Dataset, episode: int, path: Path) -> None:
     "frame" and "time".
 
     Raises:
-      DatasetError: a column or a picture of it cannot be read.
+      DatasetError: one of its columns or images cannot be read.
       ValueError: there is no such episode, or rerun-sdk is not installed.
     """
     try:
@@ -123,7 +123,7 @@ def dimension_names(names: object, size: int) -> list[str]:
 
 
 def _columns(dataset: Dataset, episode: int) -> dict[str, Float64[np.ndarray, "t d"]]:
-    """State, action and then the other columns of numbers."""
+    """State and action, followed by the other numeric columns."""
     if not 0 <= episode < len(dataset.lengths):
         raise ValueError(
             f"{dataset.root}: there is no episode {episode}; give one of 0 to "
@@ -220,5 +220,5 @@ def _rounded(values: Float64[np.ndarray, "t d"]) -> list[list[float | None]]:
 
 
 def script_json(data: Any) -> str:
-    """JSON that no text in it can end the script element of."""
+    """JSON for a script element; no text in it can end the element."""
     return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")

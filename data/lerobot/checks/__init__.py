@@ -1,1 +1,1 @@
-"""Checks of what only LeRobot datasets have: their metadata, and the videos of their cameras."""
+"""Checks that only LeRobot datasets need: of their metadata, and of the videos of their cameras."""

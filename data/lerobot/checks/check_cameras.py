@@ -1,8 +1,8 @@
-"""Checks of a LeRobot dataset's cameras: every frame that the metadata promises, where it promises
-it.
+"""Checks a LeRobot dataset's cameras: every frame that the metadata promises must be where it
+promises it.
 
-A video's packets are counted and their times read without decoding; of each camera a few episodes
-are decoded, which also tells whether the written statistics of its pictures can be true.
+A video's packets are counted and their times read without decoding. A few episodes of each camera
+are decoded, which also shows whether the stored statistics of its images can be true.
 """
 
 from collections.abc import Iterator
@@ -88,9 +88,9 @@ def _videos(
 
 @dataclass(frozen=True)
 class _Videos:
-    """The check of a camera's videos as a job, whose units are the episodes of a file: those whose
-    video cannot be had, each with its problem and True if others are looked at all the same, and
-    the problems of the rest."""
+    """The check of a camera's videos as a job; a unit is the episodes of one file. It returns the
+    episodes whose video is not available, each with its problem and True if the check continues
+    with other episodes, and the problems of the rest."""
 
     dataset: LeRobotDataset
     camera: str
@@ -116,7 +116,7 @@ class _Videos:
 
 
 def _file(dataset: LeRobotDataset, episode: int, camera: str) -> str:
-    """Name of the video file, as far as the metadata can tell."""
+    """Name of the video file; empty if the metadata does not give it."""
     try:
         return dataset.video_file(episode, camera)
     except DatasetError:
@@ -124,7 +124,7 @@ def _file(dataset: LeRobotDataset, episode: int, camera: str) -> str:
 
 
 def _video(path: Path, spans: list[_Span], fps: float) -> Iterator[Problem]:
-    """One file's frames against the episodes in it, in order."""
+    """Checks one file's frames against the episodes in it, in order."""
     if not path.is_file():
         raise MissingFileError(path, "file", "the video is missing; copy the dataset again.")
     times, index = _times(path)
@@ -195,8 +195,8 @@ def _spread(
 
 
 def _times(path: Path) -> tuple[Float64[np.ndarray, " n"], int]:
-    """Times in seconds, ascending, of the frames whose bytes are really there, and how many the
-    file's index lists."""
+    """Times in seconds, ascending, of the frames whose bytes are really there, and the number of
+    frames that the file's index lists."""
     times = []
     try:
         with open_video(path) as container:

@@ -1,8 +1,8 @@
-"""Checks of a LeRobot dataset's meta/, with the faults of real files.
+"""Checks a LeRobot dataset's meta/ for the faults of real files.
 
-Wrong places, ranges and statistics are warnings: rows are found by their own `episode_index` and
-statistics are computed from the rows, so such datasets are read right all the same. Other readers
-believe them.
+Wrong locations, ranges and statistics are warnings: rows are found by their own `episode_index` and
+statistics are computed from the rows, so such datasets are read correctly here. Other readers trust
+the metadata.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ _TOLERANCE, _QUANTILE_TOLERANCE = 1e-2, 5e-2
 
 
 def check_info(dataset: LeRobotDataset) -> Iterator[Problem]:
-    """The numbers of episodes and frames, and that there is something to learn from."""
+    """Checks the numbers of episodes and frames, and that there is something to learn from."""
     info, listing = (dataset.path(name) for name in ("meta/info.json", dataset.metadata.listing))
     for field, value in (
         ("total_episodes", dataset.num_episodes),
@@ -68,7 +68,7 @@ def check_info(dataset: LeRobotDataset) -> Iterator[Problem]:
 
 
 def check_frame_numbers(dataset: LeRobotDataset) -> Iterator[Problem]:
-    """Says where the rows have no numbers of their frames."""
+    """Warns if the rows have no frame numbers."""
     if dataset.counts_frames:
         yield warning(
             dataset.file(0), "column 'frame_index'",
@@ -78,7 +78,8 @@ def check_frame_numbers(dataset: LeRobotDataset) -> Iterator[Problem]:
 
 
 def check_tasks(dataset: LeRobotDataset, tasks: Mapping[int, int]) -> Iterator[Problem]:
-    """Checks the text of every task; `tasks` are the indices of frames, with an episode of each."""
+    """Checks the text of every task; `tasks` maps the task indices of frames to an episode with
+    each."""
     known = dataset.tasks
     for index, episode in tasks.items():
         text = known.get(index)
@@ -90,7 +91,7 @@ def check_tasks(dataset: LeRobotDataset, tasks: Mapping[int, int]) -> Iterator[P
 
 
 def check_subtasks(dataset: LeRobotDataset) -> Iterator[Problem]:
-    """Checks that every frame's subtask has a text, where subtasks are told."""
+    """Checks that every frame's subtask has a text, if the dataset has subtasks."""
     if dataset.has_subtasks:
         _ = dataset.subtasks
     elif INDEX in dataset.features:
@@ -101,7 +102,7 @@ def check_subtasks(dataset: LeRobotDataset) -> Iterator[Problem]:
 
 
 def check_listing(dataset: LeRobotDataset) -> Iterator[Problem]:
-    """Files and rows that v3.0's list of episodes gives for each episode."""
+    """Checks the files and rows that v3.0's list of episodes gives for each episode."""
     folder = dataset.folder
     try:
         columns = _listing(folder)
@@ -150,10 +151,10 @@ def check_statistics(dataset: LeRobotDataset, stats: Mapping[str, Stats]) -> Ite
 
 
 def written_statistics(folder: Folder) -> dict[str, Any]:
-    """meta/stats.json as it is, empty if there is none.
+    """Content of meta/stats.json; empty if there is none.
 
     Raises:
-      DatasetError: it is no JSON object.
+      DatasetError: the file is not a JSON object.
     """
     if not folder.exists(_STATISTICS):
         return {}
@@ -165,7 +166,7 @@ def written_statistics(folder: Folder) -> dict[str, Any]:
 
 
 def numbers(value: object) -> Float64[np.ndarray, " n"] | None:
-    """Nested lists of numbers end to end; None if they hold something else."""
+    """Nested lists of numbers as one flat array; None if they hold something else."""
     try:
         return np.asarray(value, np.float64).reshape(-1)
     except (TypeError, ValueError, OverflowError, RecursionError):
@@ -175,7 +176,8 @@ def numbers(value: object) -> Float64[np.ndarray, " n"] | None:
 def _differing(
     name: str, written: Mapping[str, Any], exact: Stats, keys: Sequence[str], tolerance: float
 ) -> list[tuple[str, str, str]]:
-    """The first of `keys` that is further off than `tolerance` standard deviations, and how."""
+    """The first of `keys` that differs by more than `tolerance` standard deviations, with the
+    difference in words."""
     size = np.maximum(np.abs(exact["min"]), np.abs(exact["max"])).reshape(-1)
     allowed = tolerance * np.maximum(exact["std"].reshape(-1), 1e-5 * size + 1e-12)
     for key in (key for key in keys if key in written):
@@ -196,7 +198,7 @@ def _places(
     chunk: Int64[np.ndarray, " e"],
     file: Int64[np.ndarray, " e"],
 ) -> Iterator[Problem]:
-    """Looks where the file changes, so at two episodes of each file."""
+    """Checks the episodes at which the file changes: two of each file."""
     place = chunk * (int(file.max()) + 1) + file
     changes = np.flatnonzero(np.diff(place))
     edges = np.unique(np.concatenate([[0], changes, changes + 1, [len(place) - 1]]))
@@ -215,7 +217,7 @@ def _places(
 
 
 def _listing(folder: Folder) -> dict[str, np.ndarray]:
-    """The integer columns of the list of episodes that are to be checked, as far as there are."""
+    """The integer columns of the list of episodes that are checked, as far as they exist."""
     parts: dict[str, list[np.ndarray]] = {}
     wanted = ("episode_index", *_PLACE, *_RANGE)
     for name in folder.list(f"{_LISTING}/*/*.parquet"):

@@ -18,7 +18,7 @@ from data.lerobot.importing.recording import CheckedRecording
 from data.video.pictures import decode_picture
 
 PICTURES = ("JPEG", "PNG", "WEBP", "BMP")
-"""Encodings of pictures that are read."""
+"""Image encodings that are read."""
 _LONGEST = 9e18
 _UNITS: Mapping[TimeUnit, int] = {"s": SECOND, "ms": 10**6, "us": 10**3, "ns": 1}
 
@@ -38,16 +38,16 @@ class RowArray(Protocol):
 def check_rows(
     file: Path, episode: str, layout: ImportLayout, arrays: Mapping[str, RowArray], size: int
 ) -> int:
-    """Frames of an episode.
+    """Checks the arrays of an episode; returns its number of frames.
 
     Args:
-      episode: its place in the file, for messages.
+      episode: its name in the file, for messages.
       layout: without patterns.
       arrays: by path.
-      size: bytes of the file, against which is held what the arrays say that they hold.
+      size: bytes of the file, against which the arrays' declared sizes are checked.
 
     Raises:
-      DatasetError: arrays are of unlike lengths, or one is of a type or shape that cannot be read.
+      DatasetError: arrays differ in length, or one has a type or shape that cannot be read.
     """
     columns = {s.path: name for name, sources in layout.columns.items() for s in sources}
     columns |= {layout.time: "time"} if layout.time else {}
@@ -86,11 +86,11 @@ def check_rows(
 def described(
     episodes: int, layout: ImportLayout, arrays: Mapping[str, RowArray]
 ) -> CheckedRecording:
-    """So many episodes of such arrays; encoded pictures are of no shape yet.
+    """Description of so many episodes of such arrays; encoded images have no shape yet.
 
     Args:
       layout: without patterns.
-      arrays: by path, as `check_rows` has checked them.
+      arrays: by path, checked by `check_rows`.
     """
     shapes: dict[str, tuple[int, ...] | None] = {
         name: (sum(len(s.dims or range(_dims(arrays[s.path]))) for s in sources),)
@@ -114,14 +114,14 @@ def read_rows(
     rows: slice,
     at: Int64[np.ndarray, " t"] | None = None,
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Columns [T, n] and pictures [T, h, w, 3] of an episode, by name.
+    """Columns [T, n] and images [T, h, w, 3] of an episode, by name.
 
     Args:
-      rows: the episode's, first and last of them given.
-      at: those of them to keep, counted within; all if None.
+      rows: rows of the episode, with start and stop given.
+      at: rows to keep, counted from the first of them; all if None.
 
     Raises:
-      DatasetError: what is read is not as declared.
+      DatasetError: the data is not as declared.
     """
     columns = {
         name: _read_column(file, episode, sources, arrays, rows)
@@ -143,13 +143,13 @@ def as_column(parts: list[np.ndarray]) -> np.ndarray:
 
 
 def column_type(types: Sequence[np.dtype | str]) -> str:
-    """Type of a column whose parts are of these: float32 of all floats."""
+    """Type of a column whose parts have these types; float32 for all floats."""
     common = np.result_type(*(np.dtype(one) for one in types))
     return "float32" if common.kind == "f" else common.name
 
 
 def chosen(file: Path, place: str, values: np.ndarray, dims: tuple[int, ...] | None) -> np.ndarray:
-    """Some of the last axis, all if `dims` is None."""
+    """The `dims` of the last axis; all if None."""
     if dims is None:
         return values
     if max(dims) >= values.shape[-1]:
@@ -160,7 +160,7 @@ def chosen(file: Path, place: str, values: np.ndarray, dims: tuple[int, ...] | N
 
 
 def dim_names(layout: ImportLayout) -> dict[str, tuple[str, ...]]:
-    """Names of the columns' dimensions, of those columns whose sources all have some."""
+    """Names of the columns' dimensions, for columns whose sources all have names."""
     return {
         name: tuple(text for source in sources for text in source.names or ())
         for name, sources in layout.columns.items()
@@ -176,7 +176,7 @@ def placed(
     count: int,
     picture: UInt8[np.ndarray, "h w 3"],
 ) -> np.ndarray:
-    """The `count` pictures of an episode, with this one put into them."""
+    """The `count` images of an episode, with this one filled in."""
     if pictures is None:
         pictures = room_for(file, count, picture.shape)
     if picture.shape != pictures.shape[1:]:
@@ -193,7 +193,7 @@ def placed(
 def oriented(
     pictures: UInt8[np.ndarray, "t h w 3"], camera: CameraSource
 ) -> UInt8[np.ndarray, "t h w 3"]:
-    """Pictures as RGB, the right way up."""
+    """Images as RGB, the right way up."""
     if camera.colour == "bgr":
         pictures = pictures[..., ::-1]
     return pictures[:, ::-1, ::-1] if camera.turned else pictures
@@ -202,8 +202,8 @@ def oriented(
 def stretches(
     file: Path, episode: str, times: np.ndarray, layout: ImportLayout
 ) -> list[tuple[Int64[np.ndarray, " t"], float]]:
-    """Rows in use at the ticks of the layout's rate, of each stretch without a gap, and the seconds
-    left out, which are counted with the last one.
+    """Rows in use at the ticks of the layout's rate, for each stretch without a gap, and the
+    seconds left out, all counted with the last stretch.
 
     Raises:
       DatasetError: times go backwards, are not finite, or have a gap.
@@ -249,10 +249,10 @@ def _read_column(
 def _read_pictures(
     file: Path, episode: str, camera: CameraSource, array: RowArray, rows: slice
 ) -> UInt8[np.ndarray, "t h w 3"]:
-    """Pictures of a camera as RGB, the right way up.
+    """Images of a camera as RGB, the right way up.
 
     Raises:
-      DatasetError: one cannot be decoded, has another size, or values that are no bytes.
+      DatasetError: an image cannot be decoded, has another size, or has values that are not bytes.
     """
     place = f"{episode}'{camera.path}'"
     if len(array.shape) == 4:

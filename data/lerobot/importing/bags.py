@@ -1,7 +1,8 @@
-"""Recordings of topics, each at a rate of its own, as episodes at one rate.
+"""Imports topics with different rates as episodes with one rate.
 
-A bag is read twice: once for the times of its messages, by which all is decided, and once for the
-messages in use, which alone are decoded. Held is an episode's pictures and no more.
+A bag is read twice: once for the times of its messages, which decide everything, and once for the
+messages in use. Only those are decoded, unless headers give the times. Memory holds the images of
+one episode and no more.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -40,16 +41,16 @@ class Bag(Protocol):
 
     @property
     def topics(self) -> Mapping[str, int]:
-        """Topics with their numbers of messages."""
+        """Number of messages by topic."""
         ...
 
     def messages(self, topics: Iterable[str]) -> Iterator[BagMessage]:
-        """Messages of some topics, each topic's in the same order every time: that of their
-        writing, where their times do not go back."""
+        """Messages of some topics. Each topic's messages come in the same order every time: the
+        order of writing, if their times do not go back."""
         ...
 
     def written(self, topics: Iterable[str]) -> Iterator[tuple[str, int]]:
-        """Topic and logged time of the same messages, in the order of their writing."""
+        """Topic and logged time of the same messages, in the order of writing."""
         ...
 
 
@@ -58,7 +59,8 @@ def bag_format(
     recognises: Callable[[Path], bool],
     open_bag: Callable[[Path], AbstractContextManager[Bag]],
 ) -> RecordingFormat:
-    """The format of recordings that `open_bag` opens, raising DatasetError where it cannot."""
+    """The format of recordings that `open_bag` opens; `open_bag` raises DatasetError if it
+    cannot."""
     return RecordingFormat(
         name, recognises, partial(_check, open_bag), partial(_episodes, open_bag)
     )
@@ -69,7 +71,8 @@ OpenBag = Callable[[Path], AbstractContextManager[Bag]]
 
 
 def _check(open_bag: OpenBag, path: Path, layout: ImportLayout) -> CheckedRecording:
-    """Looks for the topics; only the messages tell how many episodes there are, of which shapes."""
+    """Looks for the topics; only the messages show how many episodes there are, and their
+    shapes."""
     with open_bag(path) as bag:
         resolved = _resolved(path, bag, layout)
     return CheckedRecording(1, dict.fromkeys([*resolved.columns, *resolved.cameras]))
@@ -105,7 +108,7 @@ def _episodes(
 
 
 def _resolved(path: Path, bag: Bag, layout: ImportLayout) -> ImportLayout:
-    """The layout without patterns, all of whose topics have messages."""
+    """The layout without patterns; all of its topics have messages."""
     resolved = layout.resolved(bag.topics, path)
     for topic in _topics(path, resolved):
         if not bag.topics[topic]:
@@ -143,7 +146,7 @@ def _stamped(path: Path, bag: Bag, topics: Iterable[str]) -> Iterator[tuple[str,
 
 
 def _read(path: Path, bag: Bag, layout: ImportLayout, part: AlignedStretch) -> ImportedEpisode:
-    """An episode, of the bag's messages from the first to the last one in use."""
+    """An episode, read from the bag's messages up to the last one in use."""
     count = len(part.ticks)
     values: dict[tuple[str, int], list[np.ndarray]] = {
         (name, number): []
@@ -215,7 +218,7 @@ def _require_same_order(order: list[str], before: list[str]) -> None:
 
 
 def _text(path: Path, bag: Bag, start: int, where: str) -> str:
-    """The text that a topic last said by the beginning of an episode, or the first one after."""
+    """A topic's last text by the start of an episode, or its first one after."""
     topic, name = _split(path, where)
     text = ""
     for message in bag.messages([topic]):

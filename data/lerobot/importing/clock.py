@@ -1,6 +1,6 @@
-"""Topics of different rates on one clock: at every tick, each topic's last message so far.
+"""Aligns topics of different rates on one clock: at every tick, each topic's last message so far.
 
-Times are whole nanoseconds. All is decided by times alone, before a message is decoded.
+Times are integer nanoseconds. They alone decide the alignment, not the messages' content.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,12 +13,14 @@ from data.lerobot.importing.layout import Gaps
 
 SECOND = 10**9
 ROUNDING = 1000
-"""Nanoseconds by which a message may come after its tick: floats of seconds since 1970 round so."""
+"""Nanoseconds by which a message may come after its tick: the rounding of seconds since 1970 as
+floats."""
 
 
 class AlignedStretch(NamedTuple):
-    """Frames of an episode: times of its ticks, and the number of each topic's message in use. Of
-    the last one, `left_out` are the seconds of the recording that are in none."""
+    """Frames of an episode: the times of its ticks, and the number of each topic's message in use
+    at each tick. `left_out`, on the last stretch, is the seconds of the recording that are in no
+    stretch."""
 
     ticks: Int64[np.ndarray, " t"]
     messages: dict[str, Int64[np.ndarray, " t"]]
@@ -28,12 +30,12 @@ class AlignedStretch(NamedTuple):
 def align(
     times: Mapping[str, Int64[np.ndarray, " n"]], fps: int, silence: float, gaps: Gaps
 ) -> list[AlignedStretch]:
-    """Ticks at `fps` from the moment at which every topic has spoken to the last message, cut where
-    a topic is silent for more than `silence` seconds.
+    """Ticks at `fps` from the moment at which every topic has had a message to the last message,
+    cut where a topic is silent for more than `silence` seconds; empty if nothing is left.
 
     Raises:
-      ValueError: a topic has no message, goes back in time, or is silent for longer where `gaps` is
-        "refuse"; the sentence names it and the time. Or nothing is left.
+      ValueError: a topic has no message, goes back in time, or is silent for longer while `gaps` is
+        "refuse"; the message names it and the time.
     """
     for topic, at in times.items():
         if not len(at):
@@ -75,7 +77,7 @@ def _last(
 
 
 def _between(silent: list[tuple[int, int]], start: int, end: int) -> Iterator[tuple[int, int]]:
-    """First and last moments of what lies between stretches of silence."""
+    """Start and end of what lies between stretches of silence."""
     for first, last in sorted(silent):
         if first >= start:
             yield start, first

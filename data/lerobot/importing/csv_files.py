@@ -1,7 +1,7 @@
-"""Pictures in a folder, with a CSV that has a row for each frame: numbers, and names of pictures.
+"""Imports a CSV that has a row for each frame, with numbers and names of images in a folder.
 
-A file is an episode, or several, told apart by a column. Names of pictures lead to files within the
-folder of the CSV, or are refused.
+A file is one episode, or several that a column distinguishes. An image name must lead to a file
+within the folder of the CSV, or it is refused.
 """
 
 import csv
@@ -61,7 +61,7 @@ class _Sheet(NamedTuple):
 
 
 class _PictureFiles:
-    """Encoded pictures of a column, read when they are taken."""
+    """Encoded images of a column, read on access."""
 
     def __init__(self, sheet: _Sheet, name: str) -> None:
         self._sheet, self._name, cells = sheet, name, sheet.column(name)
@@ -103,7 +103,7 @@ CSV = RecordingFormat("CSV", _recognises, _check, _episodes)
 def _pending(
     sheet: _Sheet, layout: ImportLayout, arrays: Mapping[str, Any]
 ) -> list[PendingEpisode]:
-    """Episodes of the sheet, cut where their times have gaps; the layout is without patterns."""
+    """Episodes of the sheet, cut where their times have gaps; the layout has no patterns."""
     path, found, runs = sheet.path, list[PendingEpisode](), _runs(sheet, layout)
     for number, rows in enumerate(runs):
         title, place = str(path), ""
@@ -152,7 +152,7 @@ def _read_sheet(path: Path) -> _Sheet:
 
 
 def _arrays(sheet: _Sheet, layout: ImportLayout) -> tuple[ImportLayout, dict[str, Any]]:
-    """Layout without patterns, and the columns that it takes."""
+    """Layout without patterns, and the columns that it uses."""
     resolved = layout.resolved(sheet.cells, sheet.path)
     arrays: dict[str, Any] = {name: sheet.numbers(name) for name in resolved.column_paths}
     arrays |= {name: _PictureFiles(sheet, name) for name in resolved.camera_paths}

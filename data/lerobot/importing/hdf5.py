@@ -1,7 +1,7 @@
-"""HDF5: ALOHA's file for each episode, robomimic's and LIBERO's groups in one file.
+"""Imports HDF5: ALOHA's files of one episode each, robomimic's and LIBERO's groups in one file.
 
-Read by h5py, a slice at a time. Links and storage that lead out of the file are refused, as a
-stranger's file could fill a dataset with what else lies on the disk.
+h5py reads a slice at a time. Links and storage that lead out of the file are refused, as an
+untrusted file could fill a dataset with other content of the disk.
 """
 
 import json
@@ -44,7 +44,7 @@ def _recognises(path: Path) -> bool:
 
 
 def _check(path: Path, layout: ImportLayout) -> CheckedRecording:
-    """Looks at the shapes, types and times of all episodes."""
+    """Checks the shapes, types and times of all episodes."""
     first: CheckedRecording | None = None
     with _open(path) as root:
         names = _episode_names(path, root, layout)
@@ -125,7 +125,7 @@ def _open(path: Path) -> Any:
 
 
 def _episode_names(path: Path, root: Any, layout: ImportLayout) -> list[str]:
-    """Groups that are an episode each, in their natural order; "" is the whole file."""
+    """Groups that are one episode each, in natural order; "" is the whole file."""
     if not layout.episodes:
         return [""]
     folder, _, last = layout.episodes.rpartition("/")
@@ -149,7 +149,7 @@ def _group(path: Path, root: Any, name: str) -> Any:
 
 
 def _entry(path: Path, group: Any, name: str) -> Any:
-    """Entry at a path, which no link leads out of the file."""
+    """Entry at a path; links must not lead out of the file."""
     h5py, here = library("h5py", "An HDF5 file"), group
     for part in name.strip("/").split("/"):
         link = here.get(part, getlink=True) if hasattr(here, "keys") else None
@@ -160,7 +160,7 @@ def _entry(path: Path, group: Any, name: str) -> Any:
         if link is None or part not in here:
             raise DatasetError(path, f"'{name}'", "is missing; give another layout.")
         here = here[part]
-    if here.file.filename != group.file.filename:  # a soft link may lead through such a link
+    if here.file.filename != group.file.filename:  # a soft link may lead through an external one
         raise DatasetError(
             path, f"'{name}'", f"is a link to {short(here.file.filename)}; copy its content here."
         )

@@ -1,8 +1,8 @@
-"""Recordings of other formats as a LeRobot v3.0 dataset, an episode at a time.
+"""Imports recordings of other formats as a LeRobot v3.0 dataset, one episode at a time.
 
-All files are looked at before the first is read. Reading and encoding are a job (data/files/job.py)
-of an episode each, which is on disk when this process begins with the next, and
-what interrupts the work, the same call with `resume` goes on with.
+All files are checked before the first is read. Reading and encoding are a job (data/files/job.py);
+an episode is on disk when this process begins with the next one. After an interruption, the same
+call with `resume` continues.
 """
 
 import os
@@ -44,7 +44,8 @@ _ENCODED = ".encoded"
 
 
 class Unit(NamedTuple):
-    """Episodes `first` to `stop` (None: all others) of recording `number`, a file of `size`."""
+    """Episodes `first` to `stop` (exclusive; None: all others) of recording `number`, the `file` of
+    `size` bytes."""
 
     number: int
     file: Path
@@ -54,8 +55,8 @@ class Unit(NamedTuple):
 
 
 class ReadEpisodes(NamedTuple):
-    """Episodes with their names, the number of all in their file and the seconds left out; an error
-    that the next one met."""
+    """Episodes, each with its name, the number of episodes in its file and the seconds left out;
+    and the next one's error, if any."""
 
     episodes: list[tuple[ImportedEpisode, str, int, float]]
     error: ValueError | OSError | None
@@ -63,8 +64,8 @@ class ReadEpisodes(NamedTuple):
 
 @dataclass(frozen=True)
 class RecordingsReading:
-    """An import as a job: reads episodes and encodes their pictures to videos in `folder`. Frames
-    of other `shapes` than the dataset's are not encoded; the writer refuses them."""
+    """An import as a job: reads episodes and encodes their images to videos in `folder`. Frames
+    whose shape differs from the dataset's `shapes` are not encoded; the writer refuses them."""
 
     format: str
     layout: ImportLayout
@@ -97,7 +98,8 @@ class RecordingsReading:
 
 
 class ImportSummary(NamedTuple):
-    """Recordings read, what they came to, and seconds of them that gaps have cut out."""
+    """Number of recordings read, the episodes and frames written, and the seconds cut out because
+    of gaps."""
 
     recordings: int
     episodes: int
@@ -116,17 +118,18 @@ def import_dataset(
     """Writes the recordings at `paths` to the new folder `out`.
 
     Args:
-      paths: files and folders of recordings of one format, in this order; those within a folder in
-        the order of their names.
-      resume: `out` may hold an import that was cut off.
-      progress: called with what is done, episodes (recordings, where only data tell) and all.
+      paths: files and folders of recordings of one format, in this order; within a folder, in the
+        order of their names.
+      resume: `out` may hold an interrupted import.
+      progress: called with the activity, the episodes done (recordings, if only the data tell their
+        episodes) and the total.
 
     Raises:
       ValueError: `out` is not empty, the paths hold no recordings or several formats, a library is
-        missing, or `resume` finds other recordings than those that it was begun with.
-      DatasetError: a recording is damaged or not as the layout says; names file and place. Episodes
-        before it stay, and once it is repaired or left out, `resume` goes on.
-      OSError: the disk is full or fails; `resume` goes on.
+        missing, or `resume` finds other recordings than the import began with.
+      DatasetError: a recording is damaged or not as the layout says; names file and place. Earlier
+        episodes stay; once it is repaired or left out, `resume` continues.
+      OSError: the disk is full or fails; `resume` continues.
     """
     report = progress or (lambda what, done, total: None)
     kind, files = find_recordings(paths)
@@ -180,7 +183,7 @@ def find_recordings(paths: Sequence[str | Path]) -> tuple[RecordingFormat, list[
     """Format and files of the recordings at some paths.
 
     Raises:
-      ValueError: there are none, or of several formats.
+      ValueError: there are none, or they are of several formats.
     """
     found: dict[Path, RecordingFormat] = {}
     for path in map(Path, paths):
@@ -222,8 +225,8 @@ def _add(writer: DatasetWriter, episode: ImportedEpisode, name: str, note: dict[
 
 
 def _units(number: int, file: Path, size: int, first: int, count: int) -> Iterator[Unit]:
-    """Units of a recording from its episode `first` on: an episode each, or one of all where only
-    the data tell how many there are."""
+    """Units of a recording from its episode `first` on: one per episode, or one for all if only the
+    data tell how many there are."""
     if count == 1:
         yield Unit(number, file, size, first, None)
         return
@@ -234,10 +237,10 @@ def _units(number: int, file: Path, size: int, first: int, count: int) -> Iterat
 def _notes_of(
     before: list[dict[str, Any]], file: Path, size: int, out: Path
 ) -> list[dict[str, Any]]:
-    """Takes the notes of this file's episodes from the front of those of all.
+    """Removes the notes of this file's episodes from the front of `before`, and returns them.
 
     Raises:
-      ValueError: they are of another file.
+      ValueError: the notes are of another file.
     """
     if before and (before[0]["file"], before[0]["bytes"]) != (str(file), size):
         raise ValueError(

@@ -72,5 +72,5 @@ KNOWN: Mapping[str, Mapping[str, Any]] = {
 }
 """ALOHA's `record_sim_episodes.py` and `record_episodes.py`; robomimic's and LIBERO's
 `create_dataset.py`; diffusion policy's PushT in its `ReplayBuffer`; UMI's replay buffer, where an
-action is the pose itself, as its loader makes it; all numbers and pictures of RLDS, under its
-names. What else is in them a layout of one's own adds by `"like"`."""
+action is the pose itself, as in its loader; all numbers and images of RLDS, under its names. A
+layout of your own adds other data of theirs by `"like"`."""

@@ -1,7 +1,7 @@
-"""A layout: which data of a recording become which columns and cameras, at what rate, with what
-instruction.
+"""Layout of an import: which data of a recording become which columns and cameras, at what rate,
+with what instruction.
 
-It is a small JSON file, or the name of a layout that many share (data/lerobot/importing/known.py);
+It is a small JSON file, or the name of a known layout (data/lerobot/importing/known.py);
 docs/importing.md explains every key.
 """
 
@@ -23,8 +23,7 @@ Colour = Literal["rgb", "bgr"]
 
 @dataclass(frozen=True)
 class ColumnSource:
-    """Numbers of a column: some of the `dims` of what stands at `path` (all if None), called
-    `names`."""
+    """Numbers of a column: the `dims` (None: all) of the data at `path`, called `names`."""
 
     path: str
     dims: tuple[int, ...] | None = None
@@ -33,7 +32,8 @@ class ColumnSource:
 
 @dataclass(frozen=True)
 class CameraSource:
-    """Pictures at `path`, whose channels are stored as `colour`, turned by 180° or not."""
+    """Images at `path`, with their channels stored as `colour`; `turned` if they are rotated by
+    180°."""
 
     path: str
     colour: Colour = "rgb"
@@ -42,8 +42,8 @@ class CameraSource:
 
 @dataclass(frozen=True)
 class TaskSource:
-    """Instruction: `text`, or what stands at `path`, or the words of the file's name that the
-    pattern `file` takes out of it."""
+    """Instruction: `text`, or the text at `path`, or the words of the file's name that the pattern
+    `file` captures."""
 
     text: str = ""
     path: str = ""
@@ -52,15 +52,17 @@ class TaskSource:
 
 @dataclass(frozen=True)
 class ImportLayout:
-    """Description of what is read of every recording.
+    """Description of the data to read from every recording.
 
     Attributes:
-      columns, cameras: by the name in the dataset; a `*` in both names and paths stands for any.
-      episodes: HDF5: pattern of groups that are an episode each; CSV: column that numbers them.
-      time: column of the frames' times, in `time_unit`; they are then aligned to `fps`.
-      silence: seconds for which a topic may have no message.
-      gaps: what a longer silence does.
-      clock: times of topics are those of their log, or of the messages' headers.
+      columns, cameras: by the name in the dataset; a `*` in both names and paths stands for any
+        name.
+      episodes: HDF5: pattern of the groups that are one episode each; CSV: column that numbers the
+        episodes.
+      time: column of the frames' times, in `time_unit`; frames are then aligned to `fps`.
+      silence: longest time without a message of a topic, in seconds.
+      gaps: effect of a longer silence.
+      clock: source of the topics' times: log or message headers.
     """
 
     name: str
@@ -84,14 +86,14 @@ class ImportLayout:
 
     @property
     def camera_paths(self) -> list[str]:
-        """Paths in a recording of the cameras' pictures."""
+        """Paths in a recording of the cameras' images."""
         return [camera.path for camera in self.cameras.values()]
 
     def resolved(self, names: Iterable[str], file: Path) -> "ImportLayout":
-        """The same without patterns: each `*` filled in with what is there.
+        """The same layout without patterns: each `*` is filled in from `names`.
 
         Raises:
-          DatasetError: a path or pattern fits none of `names`.
+          DatasetError: a path or pattern matches none of `names`.
         """
         names = sorted(names)
         columns: dict[str, tuple[ColumnSource, ...]] = {}
@@ -110,10 +112,11 @@ class ImportLayout:
 def read_layout(
     where: str, *, task: str = "", fps: int | None = None, robot: str = ""
 ) -> ImportLayout:
-    """The layout of a known name or in a JSON file, with what is given besides in place of its own.
+    """The layout with a known name or in a JSON file; other arguments replace its own values.
 
     Raises:
-      ValueError, DatasetError: there is none, or a key of it is not understood; names the key.
+      ValueError, DatasetError: there is no such layout, or one of its keys is not understood; names
+        the key.
     """
     said = _plain(where)
     said |= {"task": task} if task else {}
@@ -262,7 +265,7 @@ def _choice(file: str, key: str, value: Any, kind: Any) -> Any:
 
 
 def _filled(name: str, paths: list[str], names: list[str], file: Path) -> dict[str, list[str]]:
-    """Names in the dataset and their paths, of a name and paths that may be patterns."""
+    """Names in the dataset and their paths, for a name and paths that may be patterns."""
     if "*" not in name:
         for path in paths:
             if path not in names and path.rpartition(":")[0] not in names:

@@ -58,7 +58,8 @@ class _McapBag:
 
 def written_messages(file: IO[bytes], topics: Iterable[str]) -> Iterator[tuple[Any, Any, Any]]:
     """Schema, channel and message of all messages of some topics, in the order in which they were
-    written, a chunk at a time. (mcap's seeking reader would read all chunks before the first.)"""
+    written, one chunk at a time. (mcap's seeking reader would read all chunks before the first
+    message.)"""
     file.seek(0)
     reader = library("mcap.reader", "An MCAP file").NonSeekingReader(file, validate_crcs=True)
     return reader.iter_messages(list(topics), log_time_order=False)  # type: ignore[no-any-return]

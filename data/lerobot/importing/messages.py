@@ -1,5 +1,5 @@
-"""Numbers, pictures and times in decoded messages, whatever decoded them: ROS 1 and 2, protobuf
-(Foxglove's) or JSON.
+"""Reads numbers, images and times from decoded messages, whatever decoded them: ROS 1 and 2,
+protobuf (Foxglove's) or JSON.
 
 A field is named by its path, as in `position`, `pose.orientation` or `data.3`.
 """
@@ -28,12 +28,12 @@ _CHANNELS: Mapping[str, tuple[int, tuple[int, ...]]] = {
     "mono8": (1, (0, 0, 0)),
     "8UC1": (1, (0, 0, 0)),
 }
-"""Channels stored of each encoding, and those of them that are red, green and blue."""
+"""Number of channels stored in each encoding, and the indices of red, green and blue among them."""
 
 
 def numbers(message: Any, path: str, names: Sequence[str] | None) -> np.ndarray:
-    """The values of a field, [n]; of a JointState's position, velocity or effort those of the
-    joints `names`, where they are given.
+    """The values of a field, [n]. For a JointState's position, velocity or effort: the values of
+    the joints `names`, if given.
 
     Raises:
       ValueError: there is no such field, it holds no numbers, or a joint is not in it.
@@ -55,8 +55,8 @@ def numbers(message: Any, path: str, names: Sequence[str] | None) -> np.ndarray:
 
 
 def joint_order(message: Any, path: str) -> list[str]:
-    """Names of the joints in a JointState's position, velocity or effort, as they stand there; none
-    of any other field."""
+    """Names of the joints in a JointState's position, velocity or effort, in their order there;
+    none for any other field."""
     parent = field(message, path.rpartition(".")[0]) if "." in path else message
     joints = path.rpartition(".")[2] in _JOINTS and _has(parent, "name")
     return [str(name) for name in _get(parent, "name")] if joints else []
@@ -66,7 +66,7 @@ def field(message: Any, path: str) -> Any:
     """Value at a path.
 
     Raises:
-      ValueError: there is no such field; lists those that there are.
+      ValueError: there is no such field; lists the fields that exist.
     """
     value = message
     for part in path.split("."):
@@ -82,10 +82,10 @@ def field(message: Any, path: str) -> Any:
 
 
 def picture(message: Any) -> UInt8[np.ndarray, "h w 3"]:
-    """RGB picture of a ROS Image or CompressedImage, or of Foxglove's RawImage or CompressedImage.
+    """RGB image of a ROS Image or CompressedImage, or of Foxglove's RawImage or CompressedImage.
 
     Raises:
-      ValueError: it is another message, or its encoding is not read.
+      ValueError: it is another message, or its encoding is not supported.
     """
     if _has(message, "encoding") and _has(message, "step"):
         return _raw_picture(message)
@@ -139,7 +139,7 @@ def _raw_picture(message: Any) -> UInt8[np.ndarray, "h w 3"]:
 
 
 def _bytes(value: Any) -> bytes:
-    """Bytes, which JSON has as base64."""
+    """Bytes; JSON holds them as base64."""
     if isinstance(value, str):
         try:
             return base64.b64decode(value, validate=True)

@@ -17,7 +17,7 @@ from data.lerobot.importing.layout import ImportLayout, TaskSource
 
 
 class ImportedEpisode(NamedTuple):
-    """Columns [T, n] and pictures uint8 [T, h, w, 3] by name (videos of them, once encoded),
+    """Columns [T, n] and images uint8 [T, h, w, 3] by name (or their videos, once encoded),
     dimension names of the columns that have some, and the instruction."""
 
     columns: dict[str, np.ndarray]
@@ -27,12 +27,12 @@ class ImportedEpisode(NamedTuple):
 
 
 Shapes = Mapping[str, tuple[int, ...] | None]
-"""Shape of a frame's value by column and camera; None where only the data tell."""
+"""Shape of a frame's value by column and camera; None if only the data tell."""
 
 
 class CheckedRecording(NamedTuple):
-    """Number of a recording's episodes (1 where only the data tell), and the shapes, and types of
-    columns where they are known, that are the same in all of them."""
+    """Number of a recording's episodes (1 if only the data tell), and the shapes and, where known,
+    column types that all of them have."""
 
     episodes: int
     shapes: Shapes
@@ -40,8 +40,8 @@ class CheckedRecording(NamedTuple):
 
 
 class PendingEpisode(NamedTuple):
-    """An episode that is not read yet; messages call it `name`. `left_out` seconds of the recording
-    are counted with it, which gaps have cut out."""
+    """An episode that is not read yet; messages call it `name`. `left_out`: seconds of the
+    recording that gaps have cut out, counted with this episode."""
 
     name: str
     read: Callable[[], ImportedEpisode]
@@ -52,9 +52,9 @@ class PendingEpisode(NamedTuple):
 class RecordingFormat:
     """One kind of recording.
 
-    `recognises` tells by the name of a file or folder. `check` looks for all that can be wrong
-    without reading pictures and columns. `episodes` opens the recording for a block, in which its
-    episodes, in order, can be read.
+    `recognises` decides by the name of a file or folder. `check` looks for all that can be wrong
+    without reading images and columns. `episodes` opens the recording for a block, in which its
+    episodes can be read in order.
     """
 
     name: str
@@ -68,7 +68,7 @@ def pending(
     read: Callable[[Int64[np.ndarray, " t"] | None], ImportedEpisode],
     stretches: Sequence[tuple[Int64[np.ndarray, " t"], float]] | None,
 ) -> list[PendingEpisode]:
-    """An episode of all rows, or of each of their stretches (with the seconds left out) one."""
+    """One episode of all rows, or one for each of their stretches (with the seconds left out)."""
     if stretches is None:
         return [PendingEpisode(title, partial(read, None))]
     return [
@@ -80,11 +80,11 @@ def pending(
 def require_alike(
     file: Path, place: str, found: CheckedRecording, first: CheckedRecording, other: str
 ) -> None:
-    """Compares the columns and cameras of some episodes with those of the first one, which is
-    called `other`.
+    """Compares the columns and cameras of some episodes with those of the first one, named `other`
+    in messages.
 
     Raises:
-      DatasetError: one has some that the other has not, or of another shape or type.
+      DatasetError: one has columns or cameras that the other lacks, or of another shape or type.
     """
     for name in {**first.shapes, **found.shapes}:
         if (name in first.shapes) != (name in found.shapes):
@@ -109,7 +109,7 @@ def require_alike(
 
 
 def library(module: str, what: str) -> Any:
-    """A module of the extra `import`.
+    """Imports a module of the extra `import`.
 
     Raises:
       ValueError: it is not installed.
@@ -129,7 +129,7 @@ def instruction(file: Path, task: TaskSource, read: Callable[[str], str]) -> str
     """A recording's instruction, in one line; `read` gives the text at a path.
 
     Raises:
-      DatasetError: there is none.
+      DatasetError: there is no instruction.
     """
     text = task.text
     if task.path:
@@ -151,5 +151,5 @@ def instruction(file: Path, task: TaskSource, read: Callable[[str], str]) -> str
 
 
 def natural(text: str) -> list[tuple[int, str]]:
-    """Key by which demo_2 comes before demo_10."""
+    """Sort key that puts demo_2 before demo_10."""
     return [(int(p), "") if p.isdecimal() else (-1, p) for p in re.split(r"(\d+)", text) if p]

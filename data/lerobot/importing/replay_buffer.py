@@ -1,7 +1,8 @@
-"""Zarr replay buffers: diffusion policy's folders, and UMI's `dataset.zarr.zip` with JPEG XL.
+"""Imports zarr replay buffers: diffusion policy's folders, and UMI's `dataset.zarr.zip` with JPEG
+XL.
 
-`data/*` has the frames of all episodes end to end and `meta/episode_ends` where each ends. Formats
-2 and 3 of zarr are read by the zarr package, JPEG XL by imagecodecs.
+`data/*` holds the frames of all episodes end to end, and `meta/episode_ends` where each ends. The
+zarr package reads formats 2 and 3 of zarr; imagecodecs reads JPEG XL.
 """
 
 import zipfile
@@ -63,7 +64,7 @@ ZARR = RecordingFormat("zarr", _recognises, _check, _episodes)
 def _pending(
     buffer: "_Buffer", layout: ImportLayout, arrays: Any, ends: Int64[np.ndarray, " e"]
 ) -> list[PendingEpisode]:
-    """Episodes of the buffer, cut where their times have gaps; the layout is without patterns."""
+    """Episodes of the buffer, cut where their times have gaps; the layout has no patterns."""
     path, text, begin = buffer.path, _told(buffer, layout), 0
     found = list[PendingEpisode]()
     for number, end in enumerate(ends.tolist()):
@@ -128,14 +129,14 @@ def _open(path: Path) -> Iterator["_Buffer"]:
 
 
 class _Buffer(NamedTuple):
-    """An open group, and the files that it consists of, for what zarr does not tell."""
+    """An open group, and its files, for what zarr does not report."""
 
     path: Path
     root: Any
     files: Any
 
     def array(self, name: str) -> Any:
-        """An array whose codecs are known and run no code of the file's."""
+        """An array whose codecs are known and run no code from the file."""
         codecs = self._codecs(name)
         if any("pickle" in codec for codec in codecs):
             raise self._wrong(name, "holds Python objects, which are not read; write numbers.")
@@ -153,7 +154,7 @@ class _Buffer(NamedTuple):
         return found
 
     def _codecs(self, name: str) -> list[str]:
-        """Names of an array's codecs, as its metadata say."""
+        """Names of an array's codecs, from its metadata."""
         for file in (".zarray", "zarr.json"):
             if (self.files / name / file).is_file():
                 said = read_json(self.files / name / file, f"{self.path}/{name}/{file}", "copy it")
@@ -168,7 +169,7 @@ class _Buffer(NamedTuple):
 
 
 def _register_codecs() -> None:
-    """Makes the codecs of pictures known that are at hand."""
+    """Registers the image codecs that are installed."""
     try:
         from imagecodecs.numcodecs import register_codecs
     except ImportError:

@@ -1,9 +1,10 @@
-"""RLDS as TFDS keeps it: each record an episode, its steps the frames (data/rlds reads them).
+"""Imports RLDS as TFDS stores it: each record is an episode, and its steps are the frames
+(data/rlds reads them).
 
-A source is a column or camera by the name that it has in the RLDS dataset: `action`, or
-`observation.image`. A LeRobot episode has one instruction: the first of the steps' own that is not
-empty, also where they change in its midst, of all the fields with instructions or of the one that
-the layout's task names.
+A source is a column or camera under its name in the RLDS dataset: `action`, or `observation.image`.
+A LeRobot episode has one instruction: the first one of its steps that is not empty, even if
+instructions change within the episode. It comes from the field that the layout's task names, or
+from all fields with instructions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -77,7 +78,7 @@ RLDS = RecordingFormat("RLDS", _recognises, _check, _episodes)
 
 
 class _Records(Sequence[PendingEpisode]):
-    """Episodes of a dataset, of which there may be many."""
+    """Episodes of a dataset, made on access, because there may be many."""
 
     def __init__(self, path: Path, dataset: RldsDataset, layout: ImportLayout) -> None:
         self._path, self._dataset, self._layout = path, dataset, layout
@@ -119,7 +120,7 @@ def _opened(path: Path, fps: int) -> RldsDataset:
 
 
 def _resolved(path: Path, layout: ImportLayout) -> ImportLayout:
-    """The layout without patterns, which stand for numbers among columns and pictures among
+    """The layout without patterns, which match numeric columns among columns and images among
     cameras."""
     if layout.time:
         raise DatasetError(
@@ -159,8 +160,8 @@ def _told(path: Path, dataset: RldsDataset, layout: ImportLayout, number: int) -
 
 
 def _check_told(path: Path, dataset: RldsDataset, layout: ImportLayout) -> None:
-    """Looks for the instructions of all episodes, where no record has to be read for them, and
-    says where only the first of several is taken."""
+    """Checks the instructions of all episodes, if no record has to be read for them, and warns if
+    only the first of several is used."""
     where = layout.task.path
     if where and where != _WORDINGS:
         texts = [n for n in dataset.column_names if dataset.features[n]["dtype"] == "string"]

@@ -1,8 +1,8 @@
-"""ROS bags, read by rosbags without ROS: files of ROS 1 (.bag), and folders of ROS 2 with SQLite or
-MCAP in them.
+"""Reads ROS bags by rosbags, without ROS: ROS 1 files (.bag), and ROS 2 folders with SQLite or MCAP
+in them.
 
-rosbags gives messages in the order of their times, in which a clock that was set back is not seen;
-so their order in the files is read besides (rosbags/rosbag1/reader.py, rosbag2's tables).
+rosbags gives messages in the order of their times, which hides a clock that was set back; so their
+order in the files is also read (rosbags/rosbag1/reader.py, rosbag2's tables).
 """
 
 import sqlite3
@@ -49,7 +49,7 @@ class _RosBag:
 
 
 def _in_file(reader: Any, topics: Set[str]) -> Iterator[tuple[str, int]]:
-    """Topics and times of a bag of ROS 1, by the places of the messages in its file."""
+    """Topics and times of a ROS 1 bag, by the positions of the messages in its file."""
     named = {c.id: c.topic for c in reader.connections if c.topic in topics}
     placed = (
         (entry.chunk_pos, entry.offset, topic, entry.time)
@@ -60,7 +60,7 @@ def _in_file(reader: Any, topics: Set[str]) -> Iterator[tuple[str, int]]:
 
 
 def _in_folder(reader: Any, topics: Set[str]) -> Iterator[tuple[str, int]]:
-    """Topics and times of a bag of ROS 2, whose files follow each other."""
+    """Topics and times of a ROS 2 bag, file after file."""
     for storage in reader.storage.storages:
         if storage.path.suffix == ".mcap":
             with storage.path.open("rb") as file:
@@ -82,7 +82,7 @@ def _open_bag(path: Path) -> Iterator[_RosBag]:
     highlevel = library("rosbags.highlevel", what)
     systems = library("rosbags.typesys", what)
     with _reading(path):
-        # types of bags that do not tell theirs, as before Iron
+        # types for bags that do not hold their own, as before Iron
         usual = systems.get_typestore(systems.Stores.ROS2_HUMBLE)
         reader = highlevel.AnyReader([path], default_typestore=usual)
         reader.open()
