@@ -120,9 +120,7 @@ class LearnSizes:
     tasks: tuple[LearntTask, ...] = (
         LearntTask("tabletop-reach", 1024, 800),
         LearntTask("tabletop-lift", 2048, 2400),
-        LearntTask(
-            "metaworld", 50, 2400, "metaworld", ("door-open-v3",), image_size=96, replan_steps=8
-        ),
+        LearntTask("metaworld", 50, 1200, tasks=("door-open-v3",), replan_steps=8),
     )
     settings: Mapping[str, Setting] = field(default_factory=lambda: SETTINGS)
 
