@@ -1,9 +1,9 @@
 """Advantages of an episode's decisions: GAE, group-relative returns and V-trace, on whole
 trajectories (numpy, f64).
 
-A decision is a chunk: its reward is the sum of those of its steps, and the discount is a chunk's.
-An episode that ran out of time goes on in expectation, so what the value head expects of its last
-observation counts; one that terminated does not.
+A decision is a chunk: its reward is the sum of its steps' rewards, and the discount applies per
+chunk. An episode that ran out of time would continue, so the value head's estimate for its last
+observation counts; an episode that terminated would not.
 """
 
 from typing import NamedTuple
@@ -31,7 +31,7 @@ def gae(
     estimation, Schulman et al., arXiv 1506.02438, equation 16).
 
     Args:
-      values: V_t, expected when decision t was drawn.
+      values: V_t, estimated when decision t was drawn.
       final: V after the last decision: 0 if the episode terminated.
     """
     rewards, values = np.asarray(rewards, np.float64), np.asarray(values, np.float64)
@@ -41,12 +41,13 @@ def gae(
 
 
 def group(returns: Float[np.ndarray, " n"], scaled: bool = True) -> Float[np.ndarray, " n"]:
-    """Advantages of n episodes from one start over their mean, in standard deviations of the group
-    if `scaled` (GRPO, arXiv 2402.03300; without, as arXiv 2503.20783 argues).
+    """Advantages of n episodes from one start, relative to their mean return, in standard
+    deviations of the group if `scaled` (GRPO, arXiv 2402.03300; arXiv 2503.20783 argues against
+    it).
 
-    Where all did alike (to a millionth), these are exactly 0 and no rounding is blown up to a
-    standard deviation: such a group teaches nothing, though its decisions count in the batch's
-    mean.
+    If all returns are equal (to a millionth), the advantages are exactly 0, so that rounding is not
+    scaled up to a standard deviation. Such a group teaches nothing, but its decisions count in the
+    batch's mean.
 
     Raises:
       ValueError: fewer than two episodes.
@@ -78,12 +79,13 @@ def vtrace(
     With r_t = π_θ/π_b, ρ_t = min(ρ, r_t) and c_t = λ min(1, r_t):
     v_t = V_t + e_t, e_t = ρ_t (R_t + γ V_{t+1} - V_t) + γ c_t e_{t+1}, and
     A_t = R_t + γ (λ v_{t+1} + (1 - λ) V_{t+1}) - V_t, where v = V after the last decision. The
-    weight min(ρ, r_t) of A_t is the policy term's, which has the newest r_t.
+    policy term applies the weight min(ρ, r_t) of A_t, because it has the newest r_t.
 
     Args:
-      values: V_t that the learner's value head expects.
-      final: V after the last decision, by the same head: 0 if the episode terminated. Another's
-        would make the difference between the two heads an advantage of all that ran out of time.
+      values: V_t, estimated by the learner's value head.
+      final: V after the last decision, from the same head: 0 if the episode terminated. With
+        another head, the difference between the two heads would become an advantage of every
+        episode that ran out of time.
       ratios: r_t of whole chunks.
       truncation: ρ.
     """

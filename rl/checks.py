@@ -1,5 +1,5 @@
-"""Checks before hours are spent: refuse settings, policies and suites that do not fit each
-other."""
+"""Checks that refuse settings, policies and suites that do not fit each other, before hours are
+spent on them."""
 
 import math
 import re
@@ -100,7 +100,7 @@ def check_config(config: RlConfig) -> None:
 
 
 def unread(config: RlConfig, names: Mapping[str, Sequence[str]]) -> list[str]:
-    """Fields, of these of each part, that are not the default, with their values."""
+    """The named fields of each part that differ from the default, with their values."""
     usual = RlConfig()
     return [
         f"{part}.{name} = {value}"
@@ -111,7 +111,7 @@ def unread(config: RlConfig, names: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def check_policy(policy: Policy, config: RlConfig) -> None:
-    """Raises ValueError, with the remedy, unless this policy can be improved so."""
+    """Raises ValueError, with the remedy, unless this policy can be improved with this config."""
     model = policy.model
     for name in FLOW:
         require(model, name, "RL")
@@ -145,7 +145,7 @@ def check_policy(policy: Policy, config: RlConfig) -> None:
 
 
 def check_kept(model: FlowModel, params: Params, config: LearnerConfig) -> None:
-    """Raises ValueError if what is kept of observations would change as the policy learns.
+    """Raises ValueError if the kept results of observations would change as the policy learns.
 
     Args:
       params: as `rl.flow_policy.init` makes them.

@@ -1,8 +1,8 @@
 """The environment that a run of RL learns in, as its checkpoints record it: every field of the
 slots' `Spec`, and the digest of the file or the version of the package that brought the suite.
 
-A run resumed in another environment of the same name would go on with advantages, optimizer moments
-and curves of the first, and nothing would look wrong.
+A run resumed in another environment of the same name would continue with the advantages, optimizer
+moments and curves of the first, and nothing would look wrong.
 """
 
 import json
@@ -18,18 +18,18 @@ from sim.suite import Suite
 
 Json = Any
 FIELD = "environment"
-"""Its name in the config that checkpoints hold."""
+"""Name of the environment's entry in the config that checkpoints hold."""
 
 
 def describe(spec: Spec, suite: Suite) -> Json:
-    """Properties that a resumed run must find again, as JSON."""
+    """Properties of the environment that a resumed run must match, as JSON."""
     return json.loads(json.dumps({"suite": suite.name, "source": suite.source} | to_json(spec)))
 
 
 def check_environment(path: Path, found: Json, console: Console) -> None:
-    """Refuses to go on from the checkpoint at `path` in another environment than its own.
+    """Refuses to continue from the checkpoint at `path` in an environment other than its own.
 
-    Checkpoints of early versions do not tell theirs; that is said, and the run goes on.
+    Checkpoints of early versions do not record theirs; a message says so, and the run continues.
 
     Raises:
       ValueError: a field differs; the message has both values.

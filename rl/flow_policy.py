@@ -1,9 +1,9 @@
 """A flow policy as a stochastic policy: chunks drawn with noise at one or all of the denoising
-steps, and how likely given draws are.
+steps, and the log-probabilities of given draws.
 
 Flow-SDE with one random step is RLinf's two-layer decision process on Flow-GRPO's noise (arXiv
-2505.05470), which step it is being drawn for each chunk by itself; learned noise is ReinFlow's
-(arXiv 2505.22094). All after the action expert is f32.
+2505.05470); the random step is drawn for each chunk separately. Learned noise is ReinFlow's (arXiv
+2505.22094). Everything after the action expert is f32.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from rl.records import SampledChunk
 
 _VALUE_WIDTHS, _NOISE_WIDTHS = (256, 256), (128, 64)
 _STEP, _NOISE = 2**31, 2**31 + 1
-"""Words folded into a chunk's key, far from the counters of its first noise."""
+"""Words folded into a chunk's key, far from the counters of its initial noise."""
 
 
 def init(
@@ -32,8 +32,8 @@ def init(
 ) -> Params:
     """{"policy", "value", "noise"}: the policy's parameters and the f32 heads that it is given.
 
-    A value head, if asked for, expects 0 at first. A head of widths, where noise is learned, begins
-    with their geometric mean.
+    A value head, if requested, estimates 0 at first. If noise is learned, the head for its standard
+    deviations begins with the geometric mean of `least` and `most`.
     """
     keys, width = jax.random.split(key), model.feature_width
     params = {"policy": policy}
@@ -52,12 +52,12 @@ def draw(
     config: FlowConfig,
     observed: Any = None,
 ) -> SampledChunk:
-    """Chunks for N rows of one sample each, in the model's units; what is `observed` of these is
-    not read again.
+    """Draws chunks for N rows of one sample each, in the model's units; observations that are
+    `observed` already are not read again.
 
-    Integration starts where `Policy.answer` does with the same keys; nothing else decides a row's
-    noise. Where no step has width, as at `level` 0, chunks are `sample_actions`' and their
-    log-probabilities 0.
+    Integration starts from the same noise as in `Policy.answer` with the same keys; nothing else
+    decides a row's noise. If no step adds noise, as at `level` 0, chunks are those of
+    `sample_actions` and their log-probabilities are 0.
     """
     field = model.field(params["policy"], batch, observed)
     shape, steps = batch.actions.shape[2:], random_steps(config)
@@ -91,11 +91,11 @@ def log_prob(
     """Log-probabilities of chunks, for each of their numbers; the value head's estimate; and the
     entropy, in nats, averaged over the numbers that `action_mask` counts.
 
-    With the parameters that drew the chunks, the first two are those recorded but for rounding. No
-    gradient of the value reaches the policy.
+    With the parameters that drew the chunks, the first two equal the recorded ones except for
+    rounding. No gradient of the value reaches the policy.
 
     Args:
-      observed: what `observe` made of the batch, or None.
+      observed: result of `observe` for the batch, or None.
     """
     field = model.field(params["policy"], batch, observed)
     before, after, at = (jnp.asarray(x) for x in (drawn.before, drawn.after, drawn.at))
@@ -108,24 +108,24 @@ def log_prob(
 
 
 def observe(model: FlowModel, params: Params, batch: PackedBatch) -> Any:
-    """Compute once what is constant while the parameters that `model.observing` names are frozen;
-    rows come first."""
+    """Computes the results that are constant while the parameters that `model.observing` names are
+    frozen; rows come first."""
     return model.observe(params["policy"], batch)
 
 
 def value(model: FlowModel, params: Params, batch: PackedBatch) -> Float[Array, " n"]:
-    """The value head's estimate, 0 without one, for N rows of one sample each."""
+    """The value head's estimate (0 without a head) for N rows of one sample each."""
     return _value(params, model.field(params["policy"], batch), batch)
 
 
 def schedule(config: FlowConfig) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, " k"]]:
-    """Weights c of the predicted noise x̂₁ = x + (1 − t)·v that is taken from the Euler step, and
-    standard deviations s of the noise added, by denoising step k.
+    """Weights c of the predicted noise x̂₁ = x + (1 − t)·v, which is subtracted from the Euler
+    step, and standard deviations s of the added noise, by denoising step k.
 
-    The next chunk is normal around x − v/K − c·x̂₁. "sde": c = σ²/(2tK), s = σ/√K with
-    σ = level·√(t / (1 − t)), which preserves marginals because −x̂₁/t is the score; 1 − t is that of
-    the step after at t = 1. "cps": c = t'·(1 − cos(π·level/2)), s = t'·sin(π·level/2) for a step
-    to t'. For "learned" c is 0, and s the head's (here 0).
+    The next chunk is normally distributed around x − v/K − c·x̂₁. "sde": c = σ²/(2tK), s = σ/√K
+    with σ = level·√(t / (1 − t)), which preserves marginals because −x̂₁/t is the score; at t = 1,
+    the 1 − t of the next step is used. "cps": c = t'·(1 − cos(π·level/2)), s = t'·sin(π·level/2)
+    for a step to t'. For "learned", c is 0, and s comes from the head (here 0).
     """
     steps = config.steps
     k = np.arange(steps)
@@ -141,8 +141,8 @@ def schedule(config: FlowConfig) -> tuple[Float[np.ndarray, " k"], Float[np.ndar
 
 
 def random_steps(config: FlowConfig) -> int:
-    """Number of denoising steps, the first ones, that can be random: the last of "cps" has no
-    width."""
+    """Number of denoising steps, counted from the first, that can be random: the last step of "cps"
+    has no noise."""
     return config.steps - (config.noise == "cps")
 
 
@@ -175,11 +175,12 @@ def _step(
 
 
 def _value(params: Params, field: flow.Field, batch: PackedBatch) -> Float[Array, " n"]:
-    """Read from the expert's features of a chunk of zeros at t = 1, averaged over the horizon.
+    """The value head's estimate, from the expert's mean features of a chunk of zeros at t = 1.
 
-    All that the policy knows of an observation passes through the expert, whichever way the state
-    enters, and a chunk that is the same for all makes the value the observation's alone, as a
-    baseline must be. (Hidden states of the prefix lack π0's state, and their mean blurs places.)
+    Everything that the policy knows of an observation passes through the expert, whichever way the
+    state enters. The chunk is the same for all observations, so the value depends only on the
+    observation, as a baseline must. (Hidden states of the prefix lack π0's state, and their mean
+    blurs places.)
     """
     n, _, *shape = batch.actions.shape
     if "value" not in params:
@@ -194,7 +195,7 @@ _HALF_LOG_2PI = 0.5 * float(np.log(2 * np.pi))
 def _log_density(
     x: Float[Array, "*b"], mean: Float[Array, "*b"], std: Float[Array, "*b"]
 ) -> Float[Array, "*b"]:
-    """Log-density of a normal distribution, in nats; 0 where it has no width."""
+    """Log-density of a normal distribution, in nats; 0 where its standard deviation is 0."""
     width = jnp.where(std > 0, std, 1)
     density = -0.5 * ((x - mean) / width) ** 2 - jnp.log(width) - _HALF_LOG_2PI
     return jnp.where(std > 0, density, 0)
@@ -211,7 +212,7 @@ def _fold(keys: UInt32[Array, "n 2"], what: int) -> Key[Array, " n"]:
 
 
 def _mlp(key: PRNGKeyArray, widths: Sequence[int]) -> Params:
-    """Layers of tanh; the last begins at 0."""
+    """Layers with tanh; the last layer begins at 0."""
     layers: dict[str, Any] = {}
     for i, (inner, outer) in enumerate(pairwise(widths)):
         kernel = jax.random.normal(jax.random.fold_in(key, i), (inner, outer)) * inner**-0.5
@@ -221,7 +222,7 @@ def _mlp(key: PRNGKeyArray, widths: Sequence[int]) -> Params:
 
 
 def _apply(layers: Params, x: Float[Array, "*b i"]) -> Float[Array, "*b o"]:
-    """Applies the layers in f32, whatever the parameters are kept in."""
+    """Applies the layers in f32, whatever the dtype of the parameters."""
     for i in range(len(layers)):
         layer = layers[f"layer{i}"]
         x = (jnp.tanh(x) if i else x) @ layer["kernel"].astype(jnp.float32) + layer["bias"]

@@ -1,9 +1,9 @@
 """The learner: gradients of micro-batches are summed as they arrive and divided once, so a step's
-update is that of its whole batch, whatever order it came in.
+update is that of its whole batch, whatever the order of arrival.
 
-What it learns from is decided by who feeds it; with fresh experience and one micro-batch a step it
-is the synchronous learner. Nothing it needs waits for the batch: advantages are scaled by their
-size in former steps, and before a step's first update the policy is its own proximal one.
+The caller decides what it learns from; with fresh experience and one micro-batch per step, it is
+the synchronous learner. Nothing that it needs waits for the whole batch: advantages are scaled by
+their size in earlier steps, and before a step's first update the policy is its own proximal policy.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,8 +34,8 @@ class Diverged(ArithmeticError):
 
 
 class _Added(NamedTuple):
-    """A micro-batch of the step, for its later epochs: on the host, or on the devices where what is
-    observed is kept too."""
+    """A micro-batch of the step, for its later epochs: on the host, or on the devices if observed
+    results are kept too."""
 
     tickets: tuple[int, ...]
     finite: Bool[Array, ""]
@@ -46,27 +46,28 @@ class _Added(NamedTuple):
 class FlowLearner:
     """Learns step by step: `add` a step's micro-batches as they arrive, then `update`.
 
-    One thread feeds it. `state` is what to save, after an update and before the next `add`; its
-    arrays are consumed by the next update, so whoever publishes parameters copies them first.
+    Only one thread may feed it. Save `state`, after an update and before the next `add`. The next
+    update consumes its arrays, so copy parameters before you publish them.
 
     Decisions are counted: `added` is `learnt` plus `pending`, at any time.
 
-    On several hosts each brings rows of its own, in micro-batches of the same shapes; they update
-    together, and who has fewer micro-batches then repeats its last one with weight 0. V-trace, for
-    which hosts would have to evaluate in step, is for one host.
+    On several hosts, each host brings rows of its own, in micro-batches of the same shapes. Hosts
+    update together, and a host with fewer micro-batches repeats its last one with weight 0. V-trace
+    needs a single host, because several hosts would have to evaluate in lockstep.
 
     Args:
       log_prob: differentiable and pure, see `LogProb`.
       state: from `learner_state`, or restored.
       optimizer: that of the state, from `optimizer_of`.
-      epochs: over each step's experience, with the advantages and the proximal policy of the step's
-        beginning.
-      minibatches: updates of each epoch but the first, whose one is the whole step's. A minibatch
-        is some of the step's micro-batches, drawn again for each epoch; where these are fewer, each
-        is a minibatch.
+      epochs: passes over each step's experience, with the advantages and the proximal policy of the
+        step's beginning.
+      minibatches: updates in each epoch except the first, which makes one update from the whole
+        step. A minibatch is some of the step's micro-batches, drawn again for each epoch; if there
+        are fewer micro-batches, each is a minibatch.
       mesh: that of the state; rows are split over its data and fsdp axes. All devices if None.
-      observe: what of a micro-batch does not change as the policy learns, rows first; computed once
-        and kept on the devices for the later epochs. If None `log_prob` does everything again.
+      observe: computes the part of a micro-batch that does not change as the policy learns, rows
+        first. This is done once, and the result is kept on the devices for the later epochs. If
+        None, `log_prob` computes everything again.
 
     Raises:
       ValueError: the configuration makes no sense.
@@ -124,7 +125,7 @@ class FlowLearner:
 
         Args:
           experience: this host's rows; those of weight 0 are padding.
-          tickets: whose decisions they are, to be named if the gradient is not finite.
+          tickets: tickets of these decisions, which are named if the gradient is not finite.
 
         Raises:
           ValueError: the rows do not divide over the mesh.
@@ -151,9 +152,9 @@ class FlowLearner:
     def update(self) -> dict[str, Any]:
         """Learns from what was added since the last update; returns metrics.
 
-        These are `step.metrics_of` the last epoch, `grad_norm` (before clipping) and
-        `learning_rate` of its last update; `decisions`, how many this host brought, and `lags`, how
-        many of these had lag 0, 1, ….
+        The metrics are `step.metrics_of` the last epoch, `grad_norm` (before clipping) and
+        `learning_rate` of its last update, `decisions`, the number that this host brought, and
+        `lags`, the numbers of these that had lag 0, 1, ….
 
         Raises:
           ValueError: nothing was added, on this host or another.
@@ -192,7 +193,7 @@ class FlowLearner:
     def _descend(
         self, parts: Sequence[_Added], worth: Array | None, last: bool
     ) -> tuple[Array, dict[str, Any], Terms]:
-        """Updates by what was added up of these micro-batches; the mean squared advantage of the
+        """Updates from the sums of these micro-batches. Returns the mean squared advantage of the
         step (`worth`, or theirs), metrics and terms."""
         assert self._total is not None
         self.state, worth, metrics, terms = self._update(self.state, self._total, worth, last)
@@ -204,7 +205,7 @@ class FlowLearner:
         return worth, found, terms
 
     def _shuffled(self, epoch: int) -> list[list[_Added]]:
-        """The step's minibatches; the same on every host, which have as many micro-batches each."""
+        """The step's minibatches, the same on every host, as all have the same number of parts."""
         order = np.random.default_rng((self._version, epoch)).permutation(len(self._added))
         parts = np.array_split(order, min(self._minibatches, len(order)))
         return [[self._added[i] for i in sorted(part)] for part in parts]
@@ -226,7 +227,7 @@ class FlowLearner:
             parts[i] = added._replace(finite=finite)
 
     def _even_out(self) -> None:
-        """Makes as many micro-batches on every host; none where one has none."""
+        """Makes the numbers of micro-batches equal on all hosts; ValueError if a host has none."""
         if host_count() == 1:
             return
 
@@ -307,7 +308,7 @@ class FlowLearner:
 
 
 def _named(tickets: Sequence[int], most: int = 16) -> str:
-    """The tickets in order, the first of them if they are many."""
+    """The tickets in order; only the first of them if there are many."""
     named = sorted(set(tickets))
     return ", ".join(map(str, named[:most])) + (
         f" and {len(named) - most} more" if len(named) > most else ""

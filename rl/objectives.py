@@ -3,9 +3,10 @@ policy term, as pure functions of log-probabilities.
 
 Losses and metrics are sums over decisions (chunks) times their weight, to be divided once by the
 sum of the weights, so that micro-batches, hosts and their order change nothing. Numbers of a chunk
-that were not acted are in no ratio. What is clipped, truncated or left out stays in the denominator
-(as in AReaL, arXiv 2505.24298). A decision's surrogate is the sum over its ratios (one, one an
-action or one a number), so with all policies alike each level has the same gradient, A ∇ log π.
+that were not executed are in no ratio. Ratios that are clipped, truncated or left out stay in the
+denominator (as in AReaL, arXiv 2505.24298). A decision's surrogate is the sum over its ratios (one,
+one per action or one per number), so if all policies are equal, all levels have the gradient
+A ∇ log π.
 """
 
 from collections.abc import Callable
@@ -28,7 +29,7 @@ class Terms(NamedTuple):
 
     loss: Float[Array, ""]
     weight: Float[Array, ""]
-    """Total over all decisions, by which to divide."""
+    """Total over all decisions, the divisor."""
     sums: dict[str, Float[Array, ""]]
     maxima: dict[str, Float[Array, ""]]
 
@@ -57,10 +58,10 @@ def objective(
 
     Args:
       log_prob: log π_θ of the numbers drawn, which is differentiated.
-      behaviour: that of the policy that drew them.
-      acted: which numbers count.
+      behaviour: log π of the policy that drew them.
+      acted: true for the numbers that count.
       weight: 0 for padding.
-      lag: updates that the learner's policy is ahead of the one that acted.
+      lag: number of updates by which the learner's policy is ahead of the one that acted.
       proximal: log π of the policy at the beginning of the learner's step; None where that is π_θ
         itself, as it is before the first update of a step.
 
@@ -150,8 +151,8 @@ def decoupled(
     advantage: Float[Array, "n 1"],
     config: ObjectiveConfig,
 ) -> Surrogate:
-    """w min(u A, clip(u, 1 ± ε) A), u = π_θ/π_p, w = π_p/π_b, and nothing where w is above the
-    truncation (AReaL, arXiv 2505.24298, equation 5 and its code)."""
+    """w min(u A, clip(u, 1 ± ε) A), u = π_θ/π_p, w = π_p/π_b, and 0 where w is above the truncation
+    (AReaL, arXiv 2505.24298, equation 5 and its code)."""
     gain, clipped = _clip(jnp.exp(step), advantage, config.clip)
     importance = jax.lax.stop_gradient(jnp.exp(stale))
     above = importance > config.truncation
@@ -202,7 +203,7 @@ SURROGATES: dict[str, Callable[..., Surrogate]] = {
 
 
 def check(config: ObjectiveConfig) -> None:
-    """Raises ValueError where the configuration asks for what makes no sense."""
+    """Raises ValueError if the configuration makes no sense."""
     if config.name not in SURROGATES:
         raise ValueError(
             f"objective.name is {config.name!r}; expected one of {', '.join(SURROGATES)}."
@@ -225,7 +226,7 @@ def check(config: ObjectiveConfig) -> None:
 
 
 def combine(one: Terms, other: Terms) -> Terms:
-    """Terms of the decisions of both."""
+    """Terms of the decisions of both together."""
     return Terms(
         one.loss + other.loss,
         one.weight + other.weight,
@@ -235,9 +236,9 @@ def combine(one: Terms, other: Terms) -> Terms:
 
 
 def summary(terms: Terms) -> dict[str, float]:
-    """Metrics of a whole batch: over ratios the fractions clipped and truncated, the estimate
-    w - 1 - log w of KL(π_b‖π_θ) and the importance weights w = π_θ/π_b: mean, maximum and effective
-    sample size (Σw)²/(NΣw²), from 0 to 1. Other sums become means over decisions.
+    """Metrics of a whole batch. Over ratios: the fractions clipped and truncated, the estimate
+    w - 1 - log w of KL(π_b‖π_θ), and the mean, maximum and effective sample size (Σw)²/(NΣw²), from
+    0 to 1, of the importance weights w = π_θ/π_b. Other sums become means over decisions.
     """
     loss, weight, sums, maxima = jax.tree.map(float, jax.device_get(terms))
     sums = dict(sums)

@@ -1,4 +1,4 @@
-"""Placements of acting and learning by their name in the config, each as `rl.run` wants it."""
+"""Placements of acting and learning by their name in the config, each as `rl.run` takes it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,10 +19,11 @@ def place(
     directory: Path,
     ray_address: str | None = None,
 ) -> Iterator[Placement]:
-    """Builds what acts and learns, and ends it with the block; a timeline is left in the directory.
+    """Builds the placement, and ends it with the block; writes a timeline to the directory.
 
     Raises:
-      ValueError: policy, suite and config do not fit the placement, or it knows no Ray.
+      ValueError: policy, suite and config do not fit the placement, or `ray_address` is not for
+        this one.
     """
     if config.placement == "disaggregated":
         from rl.remote.placement import on_cluster

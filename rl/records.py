@@ -1,5 +1,5 @@
-"""Records that pass from actors to the learner: how a chunk was drawn, what came of it, and the
-episodes of a ticket. All numpy on the host; `Experience` is what goes to the device.
+"""Records that pass from actors to the learner: how a chunk was drawn, its outcome, and the
+episodes of a ticket. All are numpy on the host; only `Experience` goes to the device.
 """
 
 from dataclasses import dataclass
@@ -32,11 +32,11 @@ class SampledChunk(NamedTuple):
 
 @dataclass(frozen=True)
 class Decision:
-    """One chunk of one episode: what was seen, how the chunk was drawn, and what came of it."""
+    """One chunk of one episode: the observation, how the chunk was drawn, and its outcome."""
 
     sample: Sample
-    """The observation as the model takes it; `action_mask` is true for what was acted: real dims,
-    and steps up to the episode's end."""
+    """The observation as the model takes it; `action_mask` is true for what was executed: real
+    dims, and steps up to the episode's end."""
     drawn: SampledChunk
     version: int
     """Number of updates of the policy that drew it."""
@@ -55,11 +55,11 @@ class Trajectory:
     terminated: bool
     """False if time ran out."""
     final_value: float
-    """Estimate of the acting policy's value head for the last observation; counts where time ran
+    """Estimate of the acting policy's value head for the last observation; it counts if time ran
     out."""
     success: bool
     last: Sample | None = None
-    """That observation, for others to value; None where a value head was not asked."""
+    """That observation, for other value heads to estimate; None if no value head was asked."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ class Ticket:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Experience:
-    """n decisions as the learner takes them, a row each: what was seen (with `action_mask`), how
-    the chunk was drawn, and what it was worth. Rows of weight 0 are padding."""
+    """n decisions in the form that the learner takes, one row each: the observation (with
+    `action_mask`), how the chunk was drawn, and what it was worth. Rows of weight 0 are padding."""
 
     batch: PackedBatch
     drawn: SampledChunk

@@ -1,8 +1,8 @@
 """A run of RL from a supervised policy, or from its own last checkpoint, to an orderly end,
-whatever ends it; where acting and learning happen is its placement's matter.
+whatever ends it; its placement decides where acting and learning happen.
 
-Checkpoints are those of any run: what acts lies in them as supervised training leaves it, so that
-evaluation and serving read them; all else that the run needs to go on lies beside it.
+Checkpoints are like those of any run: they hold the acting policy as supervised training does, so
+that evaluation and serving can read it. All else that the run needs to resume is beside it.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,9 +34,9 @@ Json = Any
 
 
 class Placement(Protocol):
-    """Acting and learning. All arrays that a run needs to go on are its `state`, a dict whose "ema"
-    are the policy's parameters; what else it needs is its `record`. `environment`: where it acts,
-    as `rl.environment.describe` has it."""
+    """Acting and learning. `state` has all arrays that a run needs to resume, in a dict whose "ema"
+    are the policy's parameters; `record` has everything else that it needs. `environment`: where it
+    acts, as `rl.environment.describe` returns it."""
 
     environment: Json
 
@@ -46,9 +46,9 @@ class Placement(Protocol):
         should_stop: Callable[[], bool],
         until: int,
     ) -> None:
-        """Makes the steps that are left until so many are made, or as many as it can until `told()`
-        says to stop. After each, `on_step` gets what came of it, perhaps on another thread; what
-        that raises ends the run."""
+        """Makes the remaining steps up to step `until`, or as many as it can before `should_stop()`
+        is true. After each step, `on_step` gets its metrics, perhaps on another thread; an error
+        from `on_step` ends the run."""
 
     def state(self) -> dict[str, Any]:
         """Contents of a checkpoint; asked for before and after `run`, and within `on_step`."""
@@ -57,13 +57,13 @@ class Placement(Protocol):
         """Progress of the run besides its state, as JSON."""
 
     def restore(self, state: dict[str, Any], record: Json) -> None:
-        """Goes on from what a checkpoint holds, before it runs; raises ValueError, with the field,
-        where the record is none of its own."""
+        """Restores the contents of a checkpoint, before `run`; raises ValueError, with the field,
+        if the record is not one of this placement's."""
 
 
 @dataclass(frozen=True)
 class RlResult:
-    """Parameters of the policy after `step` updates; not `finished` if a signal ended the run."""
+    """The policy's parameters after `step` updates; not `finished` if a signal ended the run."""
 
     params: Params
     step: int
@@ -82,8 +82,8 @@ def improve(
 ) -> RlResult:
     """Makes `config.steps` steps, saving on the way, at the end and when told to stop.
 
-    `hooks` get the policy's parameters, must copy them and return: those with `ends` before the
-    first step, and each when it is due. `track` names trackers, see
+    `hooks` get the policy's parameters, and must copy them and return. Those with `ends` are called
+    before the first step, and each is called when it is due. `track` names trackers, see
     `parallel.trackers.tracker.find_tracker`.
 
     SIGTERM or Ctrl-C end the run with a checkpoint of the last whole step; a second Ctrl-C
@@ -91,9 +91,10 @@ def improve(
 
     Raises:
       ValueError: the folder holds a run and `resume` is false, another run is at work in it
-        (InUse), or its checkpoint is of another, was learned in another environment or has more
+        (InUse), or its checkpoint is of another run, was learned in another environment or has more
         steps than `config.steps`.
-      FileNotFoundError: `resume` is true but the folder holds no run, or its checkpoints are away.
+      FileNotFoundError: `resume` is true but the folder holds no run, or its checkpoints are
+        missing.
     """
     check_folder(run.directory, resume)
     folder = run.directory / "checkpoints"
@@ -139,7 +140,7 @@ def restore(place: Placement, path: Path, console: Console) -> None:
     """Restores a placement from a checkpoint that has been verified.
 
     Raises:
-      ValueError: it was learned in another environment, or its record is none (NoPosition).
+      ValueError: it was learned in another environment, or its record is not valid (NoPosition).
     """
     check_environment(path, place.environment, console)
     record = own.read_json(path, "position")
@@ -163,7 +164,7 @@ def advance(
     doing: str = "improving",
     trackers: Trackers | None = None,
 ) -> RlResult:
-    """Lets a placement that has made `done` steps, which are saved, make them `until` so many;
+    """Lets a placement that has made `done` steps, which are saved, continue to step `until`;
     otherwise as `improve`.
 
     Raises:
@@ -252,4 +253,4 @@ _SAID = {
     "env_steps_per_second": "{:.0f} env steps/s",
     "learner_busy": "learner busy {:.0%}",
 }
-"""Metrics of a step shown beside the bar."""
+"""Metrics of a step shown beside the progress bar."""

@@ -1,6 +1,6 @@
 """A learner's step as pure functions: its state, gradient sums over micro-batches, and the update
-that divides them once. `rl.learner` compiles them apart, for experience that trickles in; a program
-that acts and learns in one holds them whole.
+that divides them once. `rl.learner` compiles them separately, for experience that arrives in parts;
+a program that both acts and learns includes all of them.
 """
 
 import math
@@ -32,8 +32,8 @@ LogProb = Callable[
     [Params, PackedBatch, SampledChunk, Any],
     tuple[Float[Array, "n h a"], Float[Array, " n"], Float[Array, " n"]],
 ]
-"""log π of the numbers drawn, what the value head expects, and an entropy for each decision; from
-`Experience.observed` where that is kept."""
+"""Function that returns log π of the numbers drawn, the value head's estimate, and an entropy for
+each decision; it takes `Experience.observed` where that is kept."""
 
 WHOLE: Rules = ((".", PartitionSpec()),)
 """Every device holds all parameters."""
@@ -52,10 +52,10 @@ class Scale(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LearnerState(TrainState):
-    """All that a learner carries from step to step.
+    """Everything that a learner carries from step to step.
 
-    `version` counts the learner's steps, `step` the updates planned for them: a step that made
-    fewer ends where the next begins.
+    `version` counts the learner's steps, and `step` the updates planned for them: a step that made
+    fewer updates still ends where the next begins.
     """
 
     version: Int[Array, ""]
@@ -75,7 +75,8 @@ def planned_updates(epochs: int, minibatches: int) -> int:
 
 
 def optimizer_of(config: LearnerConfig, steps: int) -> OptimizerConfig:
-    """The optimizer of a run of `steps` learner's steps, at whose end an open schedule ends."""
+    """The optimizer of a run of `steps` learner's steps; a schedule with no end of its own ends
+    with the run."""
     chosen = config.optimizer
     updates = steps * planned_updates(config.epochs, config.minibatches)
     return replace(chosen, decay_steps=chosen.decay_steps or updates)
@@ -115,7 +116,7 @@ def learner_state(
 
 
 def scale_of(scale: Scale) -> Float[Array, ""]:
-    """Root of the running mean square; 1 before there is any."""
+    """Root of the running mean square; 1 before the first step."""
     known = scale.square > 0
     return jnp.sqrt(jnp.where(known, scale.square, 1) / jnp.where(known, scale.weight, 1))
 
@@ -139,13 +140,13 @@ def loss_terms(
     version: Int[Array | np.ndarray, "*n"],
     proximal: Float[Array, "n h a"] | None,
 ) -> Terms:
-    """`rl.objectives.objective`, plus `value_weight` times half the squared error of values where
-    advantages are made from these, minus `entropy_weight` times the entropy; all summed.
+    """`rl.objectives.objective`, plus `value_weight` times half the squared error of values, if
+    advantages are computed from these, minus `entropy_weight` times the entropy; all summed.
 
     Args:
-      found: what `LogProb` gives for the experience.
+      found: result of `LogProb` for the experience.
       version: of the policy that learns.
-      proximal: as `objective` takes it.
+      proximal: as in `objective`.
     """
     log_prob, value, entropy = found
     target, weight = experience.target, experience.weight
@@ -171,9 +172,9 @@ def loss_terms(
 
 @dataclass(frozen=True)
 class StepFunctions:
-    """Shared functions of a step. Its loss is `loss_terms`', where advantages from values are
-    divided by `scale_of` the steps before; those of a group are taken as they are. The learning
-    rate's schedule goes `updates` on in each step, however many of them were made.
+    """Shared functions of a step. The loss is that of `loss_terms`. Advantages from values are
+    divided by `scale_of` the steps before; group advantages are used as they are. The learning
+    rate's schedule advances by `updates` in each step, however many updates were made.
     """
 
     log_prob: LogProb
@@ -182,7 +183,7 @@ class StepFunctions:
     updates: int = 1
 
     def zeros(self, params: Params, experience: Experience) -> Total:
-        """Sums of nothing; the experience gives shapes alone."""
+        """Sums of nothing; the experience gives only shapes."""
         moving, _ = select(self.optimizer, params)
         gradients = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), only(params, moving))
         scale, version = Scale(jnp.float32(0), jnp.float32(0)), jnp.int32(0)
@@ -196,8 +197,9 @@ class StepFunctions:
         experience: Experience,
         proximal: Float[Array, "n h a"] | None = None,
     ) -> tuple[Total, Float[Array, "n h a"], Bool[Array, ""]]:
-        """The sums with a micro-batch's; log π of what it drew, which is the proximal policy's for
-        the step's later epochs; and whether its own loss and gradient are finite.
+        """Adds a micro-batch to the sums. Returns the sums; log π of the micro-batch's numbers,
+        which is the proximal policy's for the step's later epochs; and whether the micro-batch's
+        own loss and gradient are finite.
 
         Args:
           proximal: None in the first epoch, whose policy is the proximal one.
@@ -218,13 +220,13 @@ class StepFunctions:
         placed: Params,
         worth: Float[Array, ""] | None,
     ) -> tuple[LearnerState, Metrics]:
-        """The update of what was summed, and `apply_gradients`' metrics; the state stays as it is
-        where these are not finite.
+        """The state after an update from the sums, and the metrics of `apply_gradients`; the state
+        stays unchanged if these are not finite.
 
         Args:
           placed: the parameters' shardings.
           worth: the step's mean squared advantage, in its last update, which makes a new version;
-            None in others.
+            None in other updates.
         """
         terms = total.terms
         train, metrics = apply_gradients(

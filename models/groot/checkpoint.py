@@ -1,8 +1,8 @@
 """Checkpoints of GR00T-N1.5: NVIDIA's release, written by transformers, and LeRobot's port.
 
 The two writers differ in a prefix, in whether the vision tower's name is doubled, and in which of
-two tied names holds the embedding. Sizes come from the shapes; what no shape tells (head counts,
-the horizon, the id of the image token) from config.json, else from the release.
+two tied names holds the embedding. Sizes come from the shapes. What no shape determines (head
+counts, the horizon, the id of the image token) comes from config.json, or else from the release.
 """
 
 import json
@@ -35,7 +35,7 @@ PyTree = Any
 
 METADATA, MODALITY = "experiment_cfg/metadata.json", "experiment_cfg/modality.json"
 _MOVES = (1e-9, 1e9)
-"""Scales between which a dim is taken to have moved."""
+"""Range of scales within which a dim counts as having moved."""
 _SIZED = (
     "vision/blocks/norm1/scale",
     "vision/blocks/up/bias",
@@ -54,7 +54,7 @@ _SIZED = (
 
 
 def open_groot(path: Path) -> CheckpointSource:
-    """A file or directory of safetensors under the names of `TABLE`, whoever wrote it."""
+    """A file or directory of safetensors under the names of `TABLE`, whichever code wrote it."""
     return open_safetensors(path).renamed(canonical)
 
 
@@ -65,7 +65,7 @@ def config(source: CheckpointSource, values: dict[str, Any]) -> GrootConfig:
       values: its config.json, see `read_values`.
 
     Raises:
-      ValueError: config.json tells of a variant that is not this architecture, tensors that sizes
+      ValueError: config.json describes a variant that is not this architecture, tensors that sizes
         are read from are missing, or head counts do not divide widths.
     """
     _check_variant(values, source.where)
@@ -147,9 +147,9 @@ def config(source: CheckpointSource, values: dict[str, Any]) -> GrootConfig:
 
 
 def read_values(path: Path) -> dict[str, Any]:
-    """The config.json of a checkpoint's directory or beside its file; {} if there is none, and the
-    release's settings then hold for what shapes do not tell. Eagle's own config.json, in a folder
-    right below, tells of it what this does not."""
+    """The config.json of a checkpoint's directory or beside its file; {} if there is none. The
+    release's settings then apply to what shapes do not determine. If config.json has no
+    `eagle_cfg`, Eagle's own config.json, in a folder right below, is used for it."""
     path = Path(path)
     root = path if path.is_dir() else path.parent
     file = root / "config.json"
@@ -162,11 +162,11 @@ def read_values(path: Path) -> dict[str, Any]:
 
 
 def write(policy: Policy, target: Path) -> None:
-    """`export` of a policy, adapters folded into their kernels, with the files of its processor
-    where it has one: its statistics in experiment_cfg/metadata.json under the robot's tag, the
-    order of cameras in the modality.json beside it, and tokenizer.json.
+    """Writes a policy by `export`, with adapters folded into their kernels, and the files of its
+    processor if it has one: its statistics in experiment_cfg/metadata.json under the robot's tag,
+    the order of cameras in the modality.json beside it, and tokenizer.json.
 
-    NVIDIA's files have no place for how pictures are fitted, which their data configs tell.
+    NVIDIA's files have no place for how pictures are fitted; NVIDIA's data configs define that.
 
     Raises:
       ValueError: `target` holds a model, or NVIDIA's code has no place for the prompts, units or
@@ -193,8 +193,8 @@ def write(policy: Policy, target: Path) -> None:
 
 
 def _checked(policy: Policy) -> list[str]:
-    """Names of the cameras in modality.json, of a policy that NVIDIA's code would prepare for as we
-    do."""
+    """Names of the cameras in modality.json, for a policy whose inputs NVIDIA's code would prepare
+    as we do."""
     if policy.processor is None:
         return []
     _, robot = eagle_robot(policy, "NVIDIA")
@@ -209,7 +209,7 @@ def _checked(policy: Policy) -> list[str]:
 
 
 def eagle_robot(policy: Policy, whose: str) -> tuple[Processor, Embodiment]:
-    """The processor and robot of a policy that another code's GR00T can prompt and move.
+    """The processor and robot of a policy that another code's GR00T can prompt and act with.
 
     Raises:
       ValueError: prompts are not Eagle's, or its units have no place in `whose` files.
@@ -230,7 +230,7 @@ def eagle_robot(policy: Policy, whose: str) -> tuple[Processor, Embodiment]:
 
 
 def least_and_largest(scale: Normalizer) -> dict[str, list[float]]:
-    """Values that a scale takes to −1 and 1, "min" and "max"; equal in a dim that never moved."""
+    """Values that a scale maps to −1 and 1, "min" and "max"; equal in a dim that never moved."""
     offset, half = np.asarray(scale.offset), np.asarray(scale.scale)
     half = np.where((half > _MOVES[0]) & (half < _MOVES[1]), half, 0)
     return {"min": (offset - half).tolist(), "max": (offset + half).tolist()}
@@ -239,14 +239,14 @@ def least_and_largest(scale: Normalizer) -> dict[str, list[float]]:
 def export(params: PyTree, config: GrootConfig, path: Path, dtype: str = "float32") -> None:
     """Writes `path/model.safetensors` and `path/config.json` as transformers lays them out.
 
-    What only unused parts of their model have (the vision tower's pooling head, the language
-    model's output head) is left out.
+    Leaves out the parts of their model that are not used (the vision tower's pooling head, the
+    language model's output head).
 
     Args:
       dtype: "float32" or "bfloat16".
 
     Raises:
-      ValueError: the directory holds a model, or theirs has no place for some parameter (LoRA
+      ValueError: the directory holds a model, or their format has no place for some parameter (LoRA
         factors must be merged first).
     """
     path = Path(path)
@@ -274,7 +274,7 @@ _VARIANT: tuple[tuple[str, Any], ...] = (
     ("action_head_cfg.diffusion_model_cfg.positional_embeddings", None),
     ("action_head_cfg.vl_self_attention_cfg.positional_embeddings", None),
 )
-"""Entries of config.json that change the arithmetic and not always a shape, as released."""
+"""Released values of config.json that change the arithmetic, but not always a shape."""
 
 
 def _check_variant(config: Mapping[str, Any], where: str) -> None:
@@ -290,7 +290,7 @@ def _check_variant(config: Mapping[str, Any], where: str) -> None:
 
 
 def _sized(source: CheckpointSource) -> dict[str, Shape]:
-    """Shapes of our parameters, those included that sizes are read from."""
+    """Shapes of our parameters, including all that sizes are read from."""
     shapes = our_shapes(TABLE, source.shapes)
     absent = [TABLE.by_path[path].theirs for path in _SIZED if path not in shapes]
     if absent:

@@ -1,7 +1,7 @@
 """The way a GR00T-N1.5 acts: its processor, from the files of NVIDIA's fine-tuning or of LeRobot's.
 
-NVIDIA keeps statistics by part of the robot in experiment_cfg/metadata.json and the order of the
-parts in a Python class, so that `modality.json` is asked for; LeRobot keeps whole columns.
+NVIDIA keeps statistics by part of the robot in experiment_cfg/metadata.json, but the order of the
+parts only in a Python class, so a `modality.json` is required. LeRobot keeps whole columns.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,25 +28,25 @@ from models.inputs.raw import RawKeys
 
 _PROCESSOR = "policy_preprocessor.json"
 _TURNED = ("gr1", "oxe_droid", "agibot_genie1")
-"""Tags of the base model's own robots, whose data configs turn their state or actions into other
-numbers: sines and cosines, six numbers of a rotation."""
+"""Tags of the base model's own robots. Their data configs convert state or actions: to sines and
+cosines, or to six numbers per rotation."""
 _STILL_STATE, _STILL_ACTION = 1e12, 1e-12
-"""Scales of a dim that never moved: such a state is always 0, such an action its only value."""
+"""Scales of a dim that never moved: its state is always 0, its action always its only value."""
 
 
 def groot_policy(
     path: Path, config: GrootConfig, robot: str | None = None, modality: Path | None = None
 ) -> tuple[GrootConfig, Processor | None]:
-    """Config and processor of a checkpoint; no processor where nothing tells its statistics, or
-    where they are of several robots and none is chosen, as in the released base model.
+    """Config and processor of a checkpoint. There is no processor if no file has its statistics, or
+    if they are of several robots and none is chosen, as in the released base model.
 
     Args:
-      robot: tag of the embodiment to act for, where the files know several.
+      robot: tag of the embodiment to act for, if the files have several.
       modality: a modality.json, which orders the parts of a robot in NVIDIA's files.
 
     Raises:
-      ValueError: the files do not tell how the policy acts, every question being listed, or what
-        they tell does not fit together.
+      ValueError: the files do not say how the policy acts (the message lists every question), or
+        what they say does not fit together.
     """
     root = _folder(path)
     values = _config(root)
@@ -73,8 +73,8 @@ def groot_policy(
 
 
 def robots(path: Path) -> dict[str, Callable[[], Embodiment]]:
-    """Readers of the robots whose statistics a folder of LeRobot's or NVIDIA's has, by tag; none
-    where it is no GR00T's. NVIDIA's need the modality.json beside theirs.
+    """Readers, by tag, of the robots whose statistics are in a folder of LeRobot's or NVIDIA's;
+    empty if the folder is not of a GR00T. NVIDIA's need the modality.json beside their statistics.
 
     Raises:
       ValueError: (a reader) as `groot_policy`.
@@ -92,8 +92,8 @@ def robots(path: Path) -> dict[str, Callable[[], Embodiment]]:
 
 
 def released_text(path: Path, tokenizer: Path | None = None) -> dict[str, Any]:
-    """Fields of the Processor by which a checkpoint of another code reads prompts and pictures, to
-    train on from there.
+    """Fields of the Processor with which a checkpoint of another code reads prompts and pictures,
+    so that training can continue from it.
 
     Raises:
       ValueError: no tokenizer lies in its folder, and none is given.
@@ -110,7 +110,7 @@ def released_text(path: Path, tokenizer: Path | None = None) -> dict[str, Any]:
 
 
 def found_tokenizer(path: Path) -> str:
-    """The tokenizer that lies in a checkpoint's folder or in one right below it, packed, or ""."""
+    """The tokenizer in a checkpoint's folder or in one right below it, packed, or ""."""
     root = _folder(path)
     folders = [root, *sorted(x for x in root.iterdir() if x.is_dir())]
     found = next((folder for folder in folders if has_tokenizer(folder)), None)
@@ -120,7 +120,7 @@ def found_tokenizer(path: Path) -> str:
 def from_range(
     low: Float[np.ndarray, " d"], high: Float[np.ndarray, " d"], still: float
 ) -> Normalizer:
-    """Least and largest value to −1 and 1; a dim where they are equal has the scale `still`."""
+    """Maps the least and largest value to −1 and 1; if they are equal, the scale is `still`."""
     moves = high > low
     scale = np.where(moves, (high - low) / 2, still)
     offset = np.where(moves, (low + high) / 2, low)

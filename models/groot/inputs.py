@@ -1,6 +1,6 @@
-"""GR00T's own inputs, as its processor makes them, as a batch with one sample a row.
+"""GR00T's own inputs, as its processor makes them, converted to a batch with one sample per row.
 
-With them a loaded policy is compared with the release, number for number.
+They are used to compare a loaded policy with the release, number for number.
 """
 
 from collections.abc import Mapping
@@ -24,17 +24,17 @@ def groot_batch(
 
     Args:
       observation: "images" uint8 [views, h, w, 3] and "image_sample" [views], the sample of each
-        view; "input_ids" and "attention_mask" [b, l], where every view has its run of
+        view; "input_ids" and "attention_mask" [b, l], in which every view has a run of
         `config.image_token`, in order; "state" [b, s] or [b, 1, s]; "embodiment_id" [b].
       actions: normalised chunks for the loss, zeros if None. `action_mask`: the entries that count,
         all if None.
 
-    With `config.padding` "masked" the padded places are dropped and the row filled up at its end;
+    With `config.padding` "masked" the padded places are dropped and the row is padded at its end;
     with "released" they stay where they are, with the tokens they have.
 
     Raises:
-      ValueError: an entry is absent or of another shape, an id is out of range, or a sample has not
-        as many image tokens as its views fill.
+      ValueError: an entry is missing or has another shape, an id is out of range, or the number of
+        a sample's image tokens is not what its views fill.
     """
     given = _checked(observation, config)
     images, owner, ids, mask = (

@@ -1,10 +1,10 @@
 """GR00T-N1.5 as LeRobot keeps it: config.json of type `groot`, weights under its prefix, and the
-processor files, so that `GrootPolicy.from_pretrained` and `make_pre_post_processors` take the
+processor files, so that `GrootPolicy.from_pretrained` and `make_pre_post_processors` can load the
 folder (LeRobot 0.4.4).
 
-LeRobot has one preparation: Eagle's chat, whole pictures stretched to 224 pixels, least and largest
-values to −1 and 1, cameras in the alphabet's order. A policy that was prepared for otherwise would
-act otherwise there, so it is refused.
+LeRobot prepares inputs in one way: Eagle's chat, whole pictures stretched to 224 pixels, least and
+largest values mapped to −1 and 1, cameras in alphabetical order. A policy with other preparation
+would act differently there, so it is refused.
 """
 
 import json
@@ -33,19 +33,19 @@ _PICTURE = "observation.images."
 
 
 def write(policy: Policy, target: Path) -> None:
-    """Writes the policy of one robot in f32, adapters folded in. LeRobot builds the released sizes
-    alone; models of others are written alike.
+    """Writes the policy of one robot in f32, with adapters folded in. LeRobot builds only the
+    released sizes; models of other sizes are written in the same way.
 
     Raises:
-      ValueError: `target` holds a model, or LeRobot would prepare for the policy or scale its
-        actions in another way, or has no place for some parameter.
+      ValueError: `target` holds a model, or LeRobot would prepare the policy's inputs or scale its
+        actions differently, or it has no place for some parameter.
     """
     target = Path(target)
     file = new_model(target)
     robot = _checked(policy)
     config, params = merge(policy.model.config, policy.params)
     arrays = exported(params, TABLE, "A GR00T-N1.5 checkpoint of LeRobot's")
-    # Tied tensors have one name there, and loading is strict; nothing reads the pooling head.
+    # There, tied tensors have one name and loading is strict; nothing reads the pooling head.
     arrays[f"{LANGUAGE}lm_head.weight"] = arrays.pop(f"{LANGUAGE}model.embed_tokens.weight")
     arrays |= {f"{VISION}head.{name}": (shape, _zero) for name, shape in _pooling(config).items()}
     target.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ def write(policy: Policy, target: Path) -> None:
 
 
 def _checked(policy: Policy) -> Embodiment:
-    """The robot of a policy that LeRobot would prepare for as we do."""
+    """The robot of a policy whose inputs LeRobot would prepare as we do."""
     (processor, robot), config = eagle_robot(policy, "LeRobot"), policy.model.config
     if processor.resize != "stretched" or config.image_size != _SIZE:
         raise ValueError(
@@ -96,7 +96,7 @@ def _pooling(config: GrootConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _values(config: GrootConfig, robot: Embodiment, tag: str) -> dict[str, Any]:
-    """The policy's config.json; what it does not tell is as LeRobot has it."""
+    """The policy's config.json; fields that it leaves out have LeRobot's defaults."""
     picture = {"type": "VISUAL", "shape": [3, _SIZE, _SIZE]}
     names = [_PICTURE + camera.removeprefix(_PICTURE) for camera in robot.cameras]
     return {

@@ -1,4 +1,4 @@
-"""GR00T without its adapters, the same function, as its released format holds it."""
+"""GR00T with its adapters folded in: the same function, as its released format holds it."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,8 +10,8 @@ Params = dict[str, Any]
 
 
 def merge(config: GrootConfig, params: Params) -> tuple[GrootConfig, Params]:
-    """The same function without adapters: its config, and parameters with the adapters folded into
-    their kernels. Kernels in few bits become f32 first."""
+    """The same function without adapters: its config, and the parameters with adapters folded into
+    their kernels. Quantised kernels are converted to f32 first."""
     params = in_f32(params)
     layers = params["language"]["layers"]
     folded = {part: fold(layers[part], config.language.lora) for part in ("attention", "mlp")}

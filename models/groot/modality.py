@@ -1,5 +1,5 @@
-"""`meta/modality.json`, by which GR00T's datasets tell what the columns of a LeRobot dataset hold:
-parts of the state and of the actions by name, each a range of a column, and names of cameras.
+"""`meta/modality.json`, in which GR00T's datasets describe the columns of a LeRobot dataset: parts
+of the state and of the actions by name, each a range of a column, and names of cameras.
 """
 
 import json
@@ -19,7 +19,7 @@ Range = tuple[int, int]
 @dataclass(frozen=True)
 class Modality:
     """`state` and `action`: the range [first, last) of each part, by name, in the order in which a
-    policy reads them. `video`: the dataset's camera of each name. `annotation`: names of the
+    policy reads them. `video`: the dataset's camera for each name. `annotation`: names of the
     tasks."""
 
     state: Mapping[str, Range]
@@ -33,8 +33,8 @@ def read_modality(file: Path) -> Modality:
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: a range or a camera is not told as GR00T's files do, or a part is of another
-        column than the state's and the actions'.
+      ValueError: a range or a camera is not written as in GR00T's files, or a part is of a column
+        other than the state's and the actions'.
     """
     values, where = read_json(Path(file)), str(file)
     parts = {kind: section(values, kind, where) for kind in ("state", "action", "video")}
@@ -56,8 +56,8 @@ def read_modality(file: Path) -> Modality:
 
 
 def check_modality(modality: Modality, columns: Mapping[str, int], where: str) -> None:
-    """Raises ValueError unless the parts are all dims of a dataset's columns, each once and in
-    order, as its statistics and its chunks are read.
+    """Raises ValueError unless the parts cover all dims of a dataset's columns, each once and in
+    order. Its statistics and its chunks are read in that order.
 
     Args:
       columns: dims of each column by name.
@@ -84,7 +84,7 @@ def dims(ranges: Mapping[str, Range]) -> list[int]:
 
 
 def write_modality(modality: Modality, file: Path) -> None:
-    """Writes a modality.json, with its folder."""
+    """Writes a modality.json, and creates its folder."""
 
     def told(ranges: Mapping[str, Range]) -> dict[str, Any]:
         return {name: {"start": first, "end": last} for name, (first, last) in ranges.items()}

@@ -1,10 +1,10 @@
 """GR00T-N1.5 (arXiv 2503.14734): a vision-language model, an adapter over its features, and a
 flow-matching transformer with encoders and decoders of each embodiment's own.
 
-The released model and its PyTorch port, on packed rows: a sample pays for the views and tokens it
-has, padding is seen by nobody, and what the actions read of the observation is computed once. The
-release trains its adapter and transformer with a dropout of 0.2; here it is a choice. Its clock
-runs from noise at 0 to data at 1; it is turned around in one place, `time_bucket`.
+The released model and its PyTorch port, on packed rows: a sample costs only the views and tokens it
+has, nothing attends to padding, and what the actions read of the observation is computed once. The
+release trains its adapter and transformer with a dropout of 0.2; here it is optional. The release's
+flow time runs from noise at 0 to data at 1; only `time_bucket` reverses it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,7 +47,7 @@ from models.model import ModelConfig, Stack
 from models.sharding import Rules, keep_rows, look_up
 
 TAGS: Mapping[str, int] = dict(RELEASED["GR00T-N1.5-3B"].tags)
-"""Rows of the released embodiments' tables by tag."""
+"""Rows of the released embodiments' tables, by tag."""
 _BUCKETS = 1000
 _ADAPTER = TransformerConfig(depth=4, heads=32, head_dim=64)
 _DIT = TransformerConfig(depth=16, heads=32, head_dim=48)
@@ -124,8 +124,8 @@ class GrootConfig(ModelConfig, family="groot"):
         self.vision.check_image("model", self.image_size)
 
     def for_robots(self, names: Sequence[str]) -> "GrootConfig":
-        """The same for these robots, each by a tag of the release ("new_embodiment") or by the
-        number of its row.
+        """The same config for these robots. Each is given as a tag of the release (such as
+        "new_embodiment") or as the number of its row.
 
         Raises:
           ValueError: a name is neither.
@@ -140,7 +140,7 @@ class GrootConfig(ModelConfig, family="groot"):
         return replace(self, projectors=tuple(rows))
 
     def robot(self, number: int) -> tuple[str, int]:
-        """Tag of the processor's robot of that number, as `for_robots` takes it, and its row."""
+        """Tag, as `for_robots` takes it, and row of the processor's robot with that number."""
         row = self.projectors[number] if self.projectors else number
         return next((tag for tag, known in TAGS.items() if known == row), str(row)), row
 
@@ -153,7 +153,8 @@ class GrootConfig(ModelConfig, family="groot"):
         return Groot(self)
 
     def stacks(self, layout: Layout) -> tuple[Stack, ...]:
-        """The layers that a row passes; of the transformer's tokens, those of all noised chunks."""
+        """Layers that a row passes through; the transformer's tokens are those of all noised
+        chunks."""
         vision, language, adapter, dit = self.vision, self.language, self.adapter, self.dit
         pictures = layout.images * layout.tokens_per_image
         keys = 2 * language.kv_heads * language.head_dim
@@ -166,7 +167,7 @@ class GrootConfig(ModelConfig, family="groot"):
         )
 
     def recomputing(self, remat: Remat) -> "GrootConfig":
-        """With so much of every stack's forward pass recomputed in backward."""
+        """The same config with this much of every stack's forward pass recomputed in backward."""
         stacks: Any = {
             name: replace(getattr(self, name), remat=remat)
             for name in ("vision", "language", "adapter", "dit")
@@ -175,7 +176,7 @@ class GrootConfig(ModelConfig, family="groot"):
 
     @property
     def pipelined(self) -> tuple[int, ...]:
-        """Depths of the stacks that stages share; of the transformer, pairs of layers."""
+        """Depths of the stacks that stages share; the transformer's is in pairs of layers."""
         return self.language.depth, self.adapter.depth, self.dit.depth // 2
 
     @property
@@ -251,12 +252,12 @@ class Groot:
         return self.field(params, batch)(noised, time).velocity
 
     def observe(self, params: Params, batch: PackedBatch) -> Float[Array, "r p w"]:
-        """The language model's features of the prefix, for `field`. Depends on parameters that
-        `observing` names alone."""
+        """The language model's features of the prefix, for `field`. Depends only on the parameters
+        that `observing` names."""
         return self._modules.bind(params).features(deal(batch))
 
     observing = r"^(vision|embedding|language)(/|$)"
-    """A regex, found in the paths of the parameters that `observe` reads."""
+    """A regex that matches (`re.search`) the paths of the parameters that `observe` reads."""
 
     def field(
         self,
@@ -265,8 +266,8 @@ class Groot:
         observed: Float[Array, "r p w"] | None = None,
         key: PRNGKeyArray | None = None,
     ) -> flow.Field:
-        """The batch's velocity field; what is not `observed` yet is read once, here. With `key`
-        it drops as in training."""
+        """The batch's velocity field. What `observed` does not provide is computed once, here. With
+        `key`, dropout is applied as in training."""
         modules = self._modules.bind(params)
         dropping = key is not None and max(self.config.adapter.dropout, self.config.dit.dropout) > 0
         keys = sample_keys(key, batch.sample_id) if dropping and key is not None else None
@@ -286,8 +287,8 @@ class Groot:
         steps: int | None = None,
         guidance: Guidance | Given | None = None,
     ) -> Float[Array, "r k h a"]:
-        """Normalised action chunks by `config.solver`, in `config.steps` steps if no other number
-        is given; `guidance` draws them towards given actions."""
+        """Normalised action chunks by `config.solver`, in `config.steps` steps unless `steps` is
+        given; `guidance` pulls them towards given actions."""
         steps = self.config.steps if steps is None else steps
         return flow.sample(self.field(params, batch), noise, steps, guidance, self.config.solver)
 
@@ -303,8 +304,8 @@ class Groot:
 def time_bucket(time: Float[Array, "*b"]) -> Int[Array, "*b"]:
     """Thousandths of the release's clock (1 − time), truncated towards zero; −1 to 1000.
 
-    A time within rounding of a bucket's edge is on the edge, because 1 − (1 − t) may fall short
-    of t in f32, and `flow.times` of a hundred steps by a thousandth of a bucket.
+    A time within rounding of a bucket's edge counts as on the edge. In f32, 1 − (1 − t) may fall
+    short of t, and `flow.times` of a hundred steps may fall short by a thousandth of a bucket.
     """
     thousandths = (1 - time) * _BUCKETS
     edge = jnp.round(thousandths)
@@ -358,7 +359,8 @@ class _Modules(nnx.Module):
         return self.language(x, batch.prefix_segment, batch.prefix_position)
 
     def _prompts(self, batch: PackedBatch, text: Float[Array, "r t w"]) -> Float[Array, "b w"]:
-        """Each picture's prompt, as large as π's: this embedding begins with a variance of 1/w."""
+        """Each picture's prompt, scaled as in π: this embedding is initialised with variance
+        1/w."""
         return image_prompts(batch, text * text.shape[-1] ** 0.5, self.config.tokens_per_image)
 
     def observe(
@@ -406,8 +408,8 @@ class _Modules(nnx.Module):
 
 
 class EmbodimentLinear(nnx.Module):
-    """A linear layer with weights of each embodiment's own, of which robots use `rows` (all, each
-    its own number's, if empty)."""
+    """A linear layer with separate weights for each embodiment. Robots use the weights in `rows`;
+    if `rows` is empty, each robot uses those of its own number."""
 
     def __init__(
         self,
@@ -430,9 +432,9 @@ class EmbodimentLinear(nnx.Module):
         return _project(x, kernel) + bias.reshape(*bias.shape[:2], *[1] * (x.ndim - 3), -1)
 
     def of(self, robot: Int[Array, "r k"]) -> tuple[Float[Array, "s t i o"], Float[Array, "s t o"]]:
-        """The kernel and the bias of each sample; [1, 1, ...] where there is one robot. They are
-        chosen by a product with zeros and a one, which a mesh splits as any other product: indexed,
-        cut weights would be gathered in f32 and their gradients added up whole."""
+        """The kernel and the bias of each sample; [1, 1, ...] if there is one robot. They are
+        selected by a product with a one-hot vector, which a mesh splits like any other product.
+        Indexing would gather sharded weights in f32 and sum their gradients unsharded."""
         used = np.array(self.rows) if self.rows else slice(None)
         kernel, bias = (x[...][used].astype(self.dtype) for x in (self.kernel, self.bias))
         if len(kernel) == 1:
@@ -457,7 +459,7 @@ class EmbodimentMLP(nnx.Module):
 
 
 class ActionEncoder(nnx.Module):
-    """Noised actions and their time to tokens."""
+    """Encodes noised actions and their flow time as tokens."""
 
     def __init__(self, kinds: int, inner: int, width: int, **common: Any):
         self.action = EmbodimentLinear(kinds, inner, width, **common)
@@ -471,7 +473,7 @@ class ActionEncoder(nnx.Module):
         bucket: Int[Array, "r k c"],
         robot: Int[Array, "r k"],
     ) -> Float[Array, "r k c h w"]:
-        """`mix` reads [action, time]; the half that reads time runs once a chunk."""
+        """`mix` reads [action, time]; the half that reads time runs once per chunk."""
         kernel, bias = self.mix.of(robot)
         from_action, from_time = jnp.split(kernel, 2, axis=-2)
         width = bias.shape[-1]
@@ -485,7 +487,7 @@ class ActionEncoder(nnx.Module):
 def _project(
     x: Float[Array, "r k *b i"], kernel: Float[Array, "s t i o"]
 ) -> Float[Array, "r k *b o"]:
-    """Products with each sample's kernel, or with the one of all."""
+    """Products with each sample's kernel, or with the one that all share."""
     if kernel.shape[:2] == (1, 1):
         return x @ kernel[0, 0]
     return jnp.einsum("rk...i,rkio->rk...o", x, kernel)

@@ -10,14 +10,14 @@ _HEAD = "action_head."
 
 
 def canonical(name: str) -> str:
-    """A tensor's name as transformers 4.57 writes it: without LeRobot's prefix, the vision tower's
-    name doubled."""
+    """A tensor's name as transformers 4.57 writes it: without LeRobot's prefix, and with the vision
+    tower's name doubled."""
     name = name.removeprefix("_groot_model.")
     return re.sub(r"^backbone\.eagle_model\.vision_model\.(vision_model\.)?", VISION, name)
 
 
 def _linear(ours: str, theirs: str, weight: str, bias: str | None = None) -> tuple[Rule, ...]:
-    """Kernel, and bias where it has one, of a projection."""
+    """Kernel of a projection, and its bias if it has one."""
     rules = [Rule(f"{ours}/kernel", f"{theirs}.weight", weight)]
     return (*rules, Rule(f"{ours}/bias", f"{theirs}.bias", bias)) if bias else tuple(rules)
 
@@ -160,4 +160,4 @@ TABLE = Table(
         rf"^{re.escape(_HEAD)}mask_token(\.weight)?$",
     ),
 )
-"""Their canonical names to our parameters; names that only unused parts of their model have."""
+"""Maps their canonical names to our parameters; ignores names of unused parts of their model."""

@@ -1,5 +1,5 @@
-"""Low-rank adapters (arXiv 2106.09685) folded into the kernels they adapt, so that acting costs
-nothing more, or scaled in advance, so that other codes can read the weights.
+"""Low-rank adapters (arXiv 2106.09685) folded into the kernels they adapt, so that acting has no
+extra cost, or scaled in advance, so that other code can read the weights.
 """
 
 from typing import Any
@@ -16,8 +16,8 @@ Params = dict[str, Any]
 
 
 def fold(blocks: Params, lora: Lora | None) -> Params:
-    """The stacked projections among `blocks` ("q", "out", "up", …) without their adapters: every
-    kernel has gained A·B·alpha/rank, computed in f32, kept in the kernel's dtype."""
+    """The stacked projections among `blocks` ("q", "out", "up", …) without their adapters:
+    A·B·alpha/rank is added to every kernel, computed in f32 and stored in the kernel's dtype."""
     if lora is None:
         return blocks
     return {
@@ -27,8 +27,8 @@ def fold(blocks: Params, lora: Lora | None) -> Params:
 
 
 def at_alpha_of_rank(blocks: Params, lora: Lora | None) -> Params:
-    """The projections among `blocks` with every B·alpha/rank for B, in f32: the same function for
-    who takes alpha to be the rank."""
+    """The projections among `blocks` with every B replaced by B·alpha/rank, in f32: the same
+    function for code that takes alpha to be the rank."""
     if lora is None or lora.alpha == lora.rank:
         return blocks
     return {
@@ -40,7 +40,7 @@ def at_alpha_of_rank(blocks: Params, lora: Lora | None) -> Params:
 
 
 def in_f32(params: Params) -> Params:
-    """The parameters with kernels that are in few bits as f32, so that adapters folded into them
+    """The parameters with quantised kernels converted to f32, so that adapters folded into them
     lose nothing."""
 
     def leaf(path: tuple[Any, ...], x: Any) -> Any:

@@ -1,9 +1,9 @@
-"""Kernels in few bits whose rounding is made up for: what a row of a matrix loses is given to rows
-that are not rounded yet, as far as their inputs go together (GPTQ, arXiv 2210.17323).
+"""Calibrated quantisation of kernels (GPTQ, arXiv 2210.17323): rows that are not rounded yet
+compensate for the rounding error of a row of a matrix, as far as their inputs correlate.
 
-For this the products of the inputs that a kernel multiplies are summed while the policy acts on
-observations of its robot. They are kept for rows of the same 1,024 alone, so that they take about
-the room of the kernels, and all kernels see the inputs of the policy that is not rounded.
+For this, products of the inputs of each kernel are summed while the policy acts on observations of
+its robot. They are kept only for rows in the same group of 1,024, so they take about as much memory
+as the kernels. All kernels see the inputs of the policy before rounding.
 """
 
 import math
@@ -31,17 +31,17 @@ from models.sharding import path_name
 GROUP, _BLOCK = 1024, 128
 _EXACT = jax.lax.Precision.HIGHEST
 _DAMPING = 0.03
-"""Part of the mean second moment that is added to each: what hardly occurs is not relied on."""
+"""Share of the mean second moment added to each, so that rare inputs are not relied on."""
 
 Moments = Mapping[str, Float[np.ndarray, "_l _g _k _k"]]
-"""Sums of products of inputs by a kernel's path: layer, group of rows, row, row."""
+"""Sums of products of inputs, by the kernel's path; the axes are layer, group of rows, row, row."""
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Watched:
-    """Stacked kernels, or one of them, whose inputs are told to `told(name, layer, products)`
-    whenever they multiply."""
+    """Stacked kernels, or one of them, that report the products of their inputs to `told(name,
+    layer, products)` at every multiplication."""
 
     kernel: Float[Array, "..."]
     layer: Int[Array, "..."]
@@ -50,8 +50,9 @@ class Watched:
 
 
 def watched(params: Any, pattern: str) -> tuple[Any, dict[str, np.ndarray]]:
-    """The parameters with the stacked kernels that `pattern` names watched, and their moments, 0 at
-    first: what computes with these parameters adds to them, once `jax.effects_barrier` returns."""
+    """The parameters with the stacked kernels that `pattern` names wrapped in `Watched`, and their
+    moments, 0 at first. Computations with these parameters add to the moments; the sums are
+    complete once `jax.effects_barrier` returns."""
     moments: dict[str, np.ndarray] = {}
 
     def tell(name: str, layer: Array, products: Array) -> None:
@@ -82,9 +83,9 @@ def watched_dot(x: Float[Array, "*b i"], kernel: Watched) -> Float[Array, "*b o"
 def calibrated_kernel(
     moments: Moments, path: str, kernel: Float[Array, "l i *o"], kind: Kind
 ) -> Kernel:
-    """The stacked kernels at `path` in few bits with the scales that they have without calibration;
-    numbers within these are chosen by GPTQ, by its blocks of 128 rows in their order. A layer that
-    multiplied nothing is rounded number by number.
+    """Quantises the stacked kernels at `path` with the same scales as without calibration. GPTQ
+    chooses the numbers under these scales, in blocks of 128 rows, in order. A layer that multiplied
+    nothing is rounded number by number.
 
     Raises:
       ValueError: as `quantize_kernel`, or its inputs were not finite.
@@ -124,9 +125,9 @@ def _rounded(
 def _group(
     rows: Float[Array, "k o"], scales: Float[Array, "k o"], moments: Float[Array, "k k"], kind: Kind
 ) -> Array:
-    """Codes of rows that make up for each other, by damped moments. `share[i, j]` is what row j
-    loses to make up for an error of row i in units of `share[i, i]` (the upper Cholesky factor of
-    the inverse)."""
+    """Codes of rows that compensate for each other's errors, from damped moments. `share` is the
+    upper Cholesky factor of their inverse: `share[i, j]` is what row j loses to compensate for an
+    error of row i in units of `share[i, i]`."""
     codes = CODES[kind]
     share = jnp.linalg.cholesky(jnp.linalg.inv(moments), upper=True)
 
@@ -155,6 +156,6 @@ def _group(
 
 
 def _groups(inner: int) -> tuple[int, int]:
-    """Rows of a group, whole blocks, and number of groups."""
+    """Number of rows in a group (whole blocks), and number of groups."""
     group = min(GROUP, -(-inner // _BLOCK) * _BLOCK)
     return group, math.ceil(inner / group)

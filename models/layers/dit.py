@@ -3,8 +3,8 @@ before it.
 
 Layers alternate between cross-attention to the observation and self-attention; flow time enters by
 adaptive layer norm (arXiv 2212.09748). What the cross-attention reads does not depend on time or
-actions, so its keys and values are computed once per observation and serve every denoising step and
-every noised chunk.
+actions, so its keys and values are computed once per observation and used for every denoising step
+and every noised chunk.
 """
 
 from collections.abc import Callable
@@ -67,7 +67,7 @@ class TransformerConfig:
 
 
 class Adapter(nnx.Module):
-    """Layer norm, then blocks in which every place sees its whole sample."""
+    """Layer norm, then blocks in which every place attends to its whole sample."""
 
     def __init__(self, config: TransformerConfig, compute: Compute, rngs: nnx.Rngs):
         self.compute, self.remat, self.dropout = compute, config.remat, config.dropout
@@ -84,7 +84,7 @@ class Adapter(nnx.Module):
         keys: UInt32[Array, "r p d"] | None = None,
         samples: int | None = None,
     ) -> Float[Array, "r p w"]:
-        """`keys`: of each place, to drop in training; `samples` as `attend` has it."""
+        """`keys`: dropout keys of each place, in training; `samples`: as in `attend`."""
         graph, weights = nnx.split(self.blocks)
         stacked, rows = _with_keys(weights, (segment,), keys)
 
@@ -111,7 +111,7 @@ class Adapter(nnx.Module):
 
 
 class DiT(nnx.Module):
-    """C noised chunks of each of K samples, each seeing its sample's observation and itself."""
+    """C noised chunks of each of K samples; each attends to its sample's observation and itself."""
 
     def __init__(
         self,
@@ -160,11 +160,11 @@ class DiT(nnx.Module):
         read: int,
         keys: UInt32[Array, "r k d"] | None = None,
     ) -> Float[Array, "r k c h o"]:
-        """The last `read` tokens of each chunk; of the last layer only these are computed, but the
-        last of several stages computes all, in the time that the others take for theirs.
+        """The last `read` tokens of each chunk. The last layer computes only these. With several
+        stages, however, it computes all tokens, in the time that the other stages take for theirs.
 
         Args:
-          keys: of each sample, to drop in training; the last layer then computes all too.
+          keys: dropout keys of each sample, in training; then the last layer computes all tokens.
         """
         half = _TIME_WIDTH // 2
         time = sinusoid(bucket, LOG_10000 * np.arange(half, dtype=np.float32) / (half - 1))
@@ -227,7 +227,7 @@ class DiT(nnx.Module):
 
 
 class DitBlock(nnx.Module):
-    """Pre-norm attention with biases, then a GELU MLP. In a modulated block flow time scales and
+    """Pre-norm attention with biases, then a GELU MLP. In a modulated block, flow time scales and
     shifts the first norm, and neither norm has parameters."""
 
     def __init__(
@@ -270,7 +270,7 @@ class DitBlock(nnx.Module):
 def _with_keys(
     weights: Any, rows: tuple[Array, ...], keys: Array | None
 ) -> tuple[tuple[Any, ...], tuple[Array, ...]]:
-    """Inputs of every layer: its own, with its number where it drops, and those of the rows."""
+    """Inputs of every layer: its own (and its number, for dropout), and those of the rows."""
     if keys is None:
         return (weights,), rows
     depth = len(jax.tree.leaves(weights)[0])
@@ -280,7 +280,7 @@ def _with_keys(
 def _dropping(
     stacked: tuple[Any, ...], keys: tuple[Array, ...], rate: float, half: int = 0
 ) -> Callable[..., Array] | None:
-    """A function that drops at a site (0 to 3) of a layer; None where nothing is dropped."""
+    """Function that applies dropout at a site (0 to 3) of a layer; None for no dropout."""
     if not keys:
         return None
     first = 8 * stacked[1].astype(jnp.int32) + 4 * half
@@ -292,8 +292,8 @@ def _attended(out: Array, dropped: Callable[..., Array] | None) -> Array:
 
 
 def sinusoid(value: Int[Array, "*b"], decay: Float[np.ndarray, " i"]) -> Float[Array, "*b 2*i"]:
-    """[sin, cos] of value · e^−decay, f32. A thousand times a frequency tells its last bit, so
-    `decay` is to be computed in f32 in the release's order of operations."""
+    """[sin, cos] of value · e^−decay, f32. Values up to a thousand magnify the last bit of a
+    frequency, so compute `decay` in f32, in the release's order of operations."""
     frequency = np.exp(-decay.astype(np.float64)).astype(np.float32)
     angle = value[..., None].astype(jnp.float32) * frequency
     return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)

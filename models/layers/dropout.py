@@ -1,5 +1,5 @@
-"""Dropout whose draws are a sample's own: they depend on its key, the layer and the place in it,
-not on what the sample is packed with.
+"""Dropout with random draws of each sample's own: they depend on its key, the layer and the place
+in the layer, not on what the sample is packed with.
 """
 
 import jax
@@ -10,7 +10,7 @@ _STREAM = 2**32 - 2
 
 
 def sample_keys(key: PRNGKeyArray, ids: Int[Array, "*b"]) -> UInt32[Array, "*b d"]:
-    """Data of a key for each id, apart from those of `flow.draw` and `models.augment`."""
+    """Key data for each id, different from those of `flow.draw` and `models.augment`."""
     stream = jax.random.fold_in(key, _STREAM)
     fold = jax.vmap(lambda id: jax.random.key_data(jax.random.fold_in(stream, id)))
     keys = fold(ids.reshape(-1))
@@ -18,7 +18,7 @@ def sample_keys(key: PRNGKeyArray, ids: Int[Array, "*b"]) -> UInt32[Array, "*b d
 
 
 def folded(keys: UInt32[Array, "*b d"], number: Int[Array, "*b"]) -> UInt32[Array, "*b d"]:
-    """Data of other keys, by a number for each."""
+    """Key data derived from each key and its number."""
 
     def one(data: Array, number: Array) -> Array:
         return jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(data), number))
@@ -29,11 +29,11 @@ def folded(keys: UInt32[Array, "*b d"], number: Int[Array, "*b"]) -> UInt32[Arra
 def drop(
     x: Float[Array, "..."], keys: UInt32[Array, "*b d"], site: int | Int[Array, ""], rate: float
 ) -> Float[Array, "..."]:
-    """x [*b, ...] with a share `rate` of its numbers 0 and the others raised, so that the mean
-    stays.
+    """x [*b, ...] with a share `rate` of its numbers set to 0 and the others scaled up, so that the
+    mean stays the same.
 
     Args:
-      site: number of the place in the model, each with draws of its own.
+      site: number of the site in the model; each site has draws of its own.
     """
     shape = x.shape[keys.ndim - 1 :]
 

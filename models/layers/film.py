@@ -1,6 +1,6 @@
-"""Prompts that enter the vision stem (FiLM, arXiv 1709.07871; as in RT-1, arXiv 2212.06817): one
-embedding of its prompt for each picture. A small policy that begins with nothing learns sooner
-which thing is meant than by attention alone; released policies have none.
+"""Prompts that enter the vision stem (FiLM, arXiv 1709.07871; as in RT-1, arXiv 2212.06817): each
+picture gets one embedding of its prompt. With them, a small policy trained from scratch learns
+sooner which object is meant than by attention alone. Released policies do not use them.
 """
 
 import jax.numpy as jnp
@@ -10,19 +10,19 @@ from models.inputs.packed_batch import PackedBatch
 from models.layers.layers import rotary
 
 _BASE = 30.0
-"""Base of the angles by which words are turned: prompts are short."""
+"""Base of the angles by which words are rotated; small because prompts are short."""
 
 
 def image_prompts(
     batch: PackedBatch, text: Float[Array, "r t w"], tokens_per_image: int, ordered: bool = False
 ) -> Float[Array, "b w"]:
     """Mean embedding of the prompt of the sample that each image slot belongs to, b = r · i; zeros
-    where no sample has taken the slot.
+    where the slot is empty.
 
     Args:
       text: embedding of each of the rows' text tokens.
-      ordered: turn each by its place in its prompt, so that the mean of "red on blue" is not that
-        of "blue on red".
+      ordered: rotate each by its place in its prompt, so that the means of "red on blue" and "blue
+        on red" differ.
     """
     slots, samples = batch.images.shape[1], batch.state.shape[1]
     places, row = slots * tokens_per_image, jnp.arange(text.shape[0])[:, None]

@@ -19,9 +19,9 @@ from models.layers.functional import only
 from models.sharding import path_name
 
 Recipe = Literal["current", "delayed", "block"]
-"""Scales from the tensor at hand; from the largest of the last `HISTORY` steps; or one for every
-1×128 block of an activation or gradient, along the contraction, and 128×128 block of a kernel, and
-gradients in e4m3 too."""
+"""Source of the scales. "current": the tensor itself. "delayed": the largest magnitudes of the last
+`HISTORY` steps. "block": one scale for every 1×128 block of an activation or gradient, along the
+contraction, and for every 128×128 block of a kernel; gradients are in e4m3 too."""
 
 HISTORY = 16
 HISTORY_LEAF = "fp8_history"
@@ -35,12 +35,13 @@ def dot(
     recipe: Recipe,
     history: Float[Array, "3 n"] | None = None,
 ) -> Float[Array, "*b o"]:
-    """x @ kernel in float8; the result has x's dtype, the kernel's gradient the kernel's.
+    """x @ kernel in float8; the result has x's dtype, and the kernel's gradient has the kernel's.
 
     Args:
-      history: for "delayed", largest magnitudes of x, kernel and the result's gradient in earlier
-        steps, newest first. Its "gradient" holds this step's in column 0, which `advance` enters.
-        An all-zero row, as at first, means scale 1; magnitudes above the largest are clipped.
+      history: for "delayed", the largest magnitudes of x, kernel and the result's gradient in
+        earlier steps, newest first. Its "gradient" has this step's magnitudes in column 0, which
+        `advance` enters. An all-zero row, as at first, means scale 1; magnitudes above the largest
+        are clipped.
 
     Raises:
       ValueError: "delayed" has no history, or another recipe has one.
@@ -56,7 +57,7 @@ def dot(
 
 
 def add(total: Any, gradients: Any) -> Any:
-    """Sum of two gradient trees, of whose histories the larger magnitudes stay."""
+    """Sum of two gradient trees; in histories, the larger magnitudes are kept."""
     return jax.tree_util.tree_map_with_path(
         lambda path, a, b: jnp.maximum(a, b) if is_history(path) else a + b, total, gradients
     )
@@ -70,8 +71,8 @@ def without_history(gradients: Any) -> Any:
 
 
 def advance(updated: Any, params: Any, gradients: Any) -> Any:
-    """`updated`, its histories replaced by those of `params` with this step's magnitudes (in
-    `gradients`, neither divided nor clipped) entered in front and the oldest dropped."""
+    """`updated` with its histories replaced: those of `params`, with this step's magnitudes (in
+    `gradients`, neither divided nor clipped) added in front and the oldest dropped."""
 
     def leaf(path: Any, new: Array, old: Array, gradient: Array) -> Array:
         if not is_history(path):
@@ -82,15 +83,15 @@ def advance(updated: Any, params: Any, gradients: Any) -> Any:
 
 
 def split_histories(weights: Any) -> tuple[Any, Any]:
-    """The tree with its histories alone, and with all else; None for the others. `fill` of
-    `models.layers.functional` joins them."""
+    """The tree with only its histories, and the tree with everything else; other leaves are None.
+    `fill` of `models.layers.functional` joins them."""
     chosen = jax.tree_util.tree_map_with_path(lambda path, _: is_history(path), weights)
     return only(weights, chosen), only(weights, jax.tree.map(operator.not_, chosen))
 
 
 def copies(histories: Any, count: int) -> Any:
-    """A copy [count, ...] of each for several users in one step, of whose "gradients" the largest
-    stay."""
+    """Copies [count, ...] of each history for several users in one step; the largest of their
+    "gradients" are kept."""
     return jax.tree.map(lambda h: _repeated(h, count), histories)
 
 
@@ -133,7 +134,7 @@ _tensor_dot.defvjp(_tensor_forward, _tensor_backward)
 def _product(
     a: Array, b: Array, contract: tuple[int, int], scale: Array | None, dtype: Any
 ) -> Array:
-    """The spelling that the GEMM rewriter knows: a product of bare operands, then a scalar."""
+    """The form that the GEMM rewriter recognises: a product of bare operands, then a scalar."""
     dims = (((contract[0],), (contract[1],)), ((), ()))
     y = jax.lax.dot_general(a, b, dims, preferred_element_type=dtype)
     return y if scale is None else y * scale.astype(dtype)

@@ -1,5 +1,5 @@
-"""A tree of Flax nnx modules as functions of a pure nested dict of parameters, which is what is
-sharded, saved and differentiated; the models' own modules stay behind it.
+"""A tree of Flax nnx modules as functions of a pure nested dict of parameters. That dict is
+sharded, saved and differentiated; the models' own modules stay hidden behind it.
 """
 
 from collections.abc import Callable

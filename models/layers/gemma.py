@@ -1,10 +1,10 @@
-"""Gemma-style transformers of a VLA: the language model reads the prefix, the action expert reads
-its keys.
+"""Gemma-style transformers of a VLA: the language model reads the prefix, and the action expert
+reads its keys.
 
-In π0 and π0.5 the prefix never sees the suffix, so the two experts need not walk the layers side by
-side: the prefix runs once and leaves its keys and values, and any number of action chunks attend to
-them by `merge`. Training and sampling are then the same program, and the last prefix layer computes
-only what is read: its keys and values.
+In π0 and π0.5 the prefix never attends to the suffix, so the two experts need not run side by side,
+layer by layer. The prefix runs once and leaves its keys and values, and any number of action chunks
+attend to them by `merge`. Training and sampling are then the same program, and the last prefix
+layer computes only what is read: its keys and values.
 """
 
 from dataclasses import dataclass
@@ -57,14 +57,14 @@ GEMMA_300M = GemmaConfig(1024, 18, 4096, 8, 1, 256)
 
 
 class Cache(NamedTuple):
-    """Keys (rotated) and values left behind in every layer, and whose they are."""
+    """Keys (rotated) and values of every layer, and the segment of each place."""
 
     k: Float[Array, "l r p g d"]
     v: Float[Array, "l r p g d"]
     segment: Int[Array, "r p"]
 
     def extend(self, other: "Cache") -> "Cache":
-        """Both caches' places, the other's behind this one's on each device that has some."""
+        """Both caches' places; on each device that has some, the other's come after this one's."""
         return Cache(
             append(self.k, other.k, axis=2),
             append(self.v, other.v, axis=2),
@@ -72,12 +72,12 @@ class Cache(NamedTuple):
         )
 
     def swapped(self) -> "Cache":
-        """Cache with rows before layers, and back."""
+        """The cache with rows before layers, or the reverse."""
         return Cache(jnp.swapaxes(self.k, 0, 1), jnp.swapaxes(self.v, 0, 1), self.segment)
 
 
 class GemmaAttention(nnx.Module):
-    """Query, key, value and output projections without bias; rotation included."""
+    """Query, key, value and output projections without bias, and the rotation."""
 
     def __init__(self, config: GemmaConfig, compute: Compute, rngs: nnx.Rngs):
         heads = (config.heads, config.head_dim)
@@ -123,10 +123,10 @@ class Prefix(nnx.Module):
         position: Int[Array, "r p"],
         samples: int | None = None,
     ) -> Cache:
-        """Keys and values of every layer; `samples` as `attend` has it.
+        """Keys and values of every layer; `samples`: as in `attend`.
 
-        The last layer's attention and FFN have no reader, so none of them is computed; but the last
-        of several stages computes them in vain, in the time that the others take for a layer.
+        Nothing reads the last layer's attention and FFN, so they are not computed. With several
+        stages, the last stage computes them anyway, in the time that the others take for a layer.
         """
         graph, weights = nnx.split(self.layers)
         implementation = self.compute.attention
@@ -171,13 +171,13 @@ class Prefix(nnx.Module):
         start: Int[Array, ""] | int = 0,
         shift: Int[Array, " t"] | int = 0,
     ) -> tuple[Float[Array, "r k t w"], tuple[Array, Array]]:
-        """A causal continuation of each of K samples, which sees its sample's cache and its own
-        past.
+        """A causal continuation of each of K samples, which attends to its sample's cache and its
+        own past.
 
         Returns the tokens after the last norm, and their keys and values in every layer, [l, r, k,
-        t, g, d]. To continue token by token, give those as `own` with room for what is to come, and
-        the place at which `x` starts; they are returned with `x` written in. Each token's position
-        is `shift` further than its place behind the sample's cache.
+        t, g, d]. To continue token by token, pass these keys and values as `own`, with room for
+        later tokens, and the place at which `x` starts as `start`; they are returned with `x`
+        written in. A token's position is its place after the sample's cache, plus `shift`.
         """
         samples, new = x.shape[1:3]
         slot = jnp.arange(1, samples + 1)
@@ -252,7 +252,7 @@ class ExpertBlock(nnx.Module):
 
 
 class Expert(nnx.Module):
-    """The action expert: C chunks of each of K samples, each seeing its sample's cache and
+    """The action expert: C chunks of each of K samples; each attends to its sample's cache and
     itself."""
 
     def __init__(self, config: GemmaConfig, modulated: bool, compute: Compute, rngs: nnx.Rngs):
@@ -269,9 +269,9 @@ class Expert(nnx.Module):
         condition: Float[Array, "r k c #h w"] | None,
         cache: Cache,
     ) -> tuple[Float[Array, "r k c h w"], Cache]:
-        """The tokens after the last norm, and the keys and values they leave behind.
+        """The tokens after the last norm, and their keys and values.
 
-        `condition` modulates the norms of an expert that was built so, else it is None.
+        `condition` modulates the norms of an expert built with `modulated`; otherwise it is None.
         """
         r, samples, chunks, horizon, _ = x.shape
         slot = jnp.arange(1, samples + 1)

@@ -30,10 +30,11 @@ from models.sharding import ROWS, axis_size, keep_rows
 
 Carry = TypeVar("Carry")
 Remat = Literal["none", "dots", "qkv", "attention", "full"]
-"""Results that a stack keeps of each layer for backward, the most first: everything; the results of
-all products with weights and of attention; of attention and its projections, which leaves the wide
-feed-forward layer to be computed again; of attention alone, the dearest to repeat in a long row
-(the dense implementation keeps nothing); or the layer's input, which the others keep too."""
+"""Results of each layer that a stack keeps for backward, from most to least. "none": everything.
+"dots": results of all products with weights and of attention. "qkv": results of attention and its
+projections; the wide feed-forward layer is recomputed. "attention": only results of attention, the
+most expensive to recompute in a long row (the dense implementation keeps nothing). "full": only the
+layer's input, which the others keep too."""
 
 Module = TypeVar("Module", bound=nnx.Module)
 _UNROLLED = 4
@@ -88,7 +89,7 @@ class Compute:
             ) from error
 
     def unquantized(self) -> "Compute":
-        """Settings of the same model with all kernels whole."""
+        """Settings of the same model without quantised kernels."""
         return replace(self, quantized="", quantized_kind="float8", quantized_activations=False)
 
 
@@ -106,12 +107,12 @@ class Lora:
 
 
 class Dense(nnx.Module):
-    """The projection of every block: `inner` dims to `outer` dims, each one or a (heads, dim) pair.
+    """The projection of every block: `inner` to `outer` dims, each a size or a (heads, dim) pair.
 
-    `kernel` is [*inner, *outer]. LoRA leaves have openpi's shapes, one pair a head: `lora_a`
-    [heads, in, r] and `lora_b` [heads, r, out], without the heads where there are none; B is zero
-    at first, so an adapter begins as the identity. Where heads come in, what they give to the rank
-    is added up, and so are their Bs, as openpi has it.
+    `kernel` is [*inner, *outer]. LoRA leaves have openpi's shapes, one pair per head: `lora_a`
+    [heads, in, r] and `lora_b` [heads, r, out], without the heads axis if there are no heads. B is
+    zero at first, so an adapter begins as the identity. If `inner` has heads, their contributions
+    to the rank are summed, and so are their Bs, as in openpi.
     """
 
     def __init__(
@@ -144,7 +145,7 @@ class Dense(nnx.Module):
             self.lora_b = nnx.Param(jnp.zeros((*heads, lora.rank, self.outer[-1])))
 
     def __call__(self, x: Float[Array, "... i"]) -> Float[Array, "... o"]:
-        """[*b, *inner] to [*b, *outer]."""
+        """Maps [*b, *inner] to [*b, *outer]."""
         if len(self.inner) + len(self.outer) == 2:
             return self._applied(x)
         with jax.named_scope("projections"):
@@ -275,16 +276,17 @@ def scan_layers(
     axes: tuple[str, ...] = ROWS,
     unroll: bool = False,
 ) -> tuple[Carry, Any]:
-    """`x, left = layer(x, weights, *cached, *rows)` from layer to layer; returns the last x and
-    what all layers left, stacked.
+    """Runs `x, left = layer(x, weights, *cached, *rows)` from layer to layer. Returns the last x,
+    and `left` of all layers, stacked.
 
-    For backward is kept what `remat` says. `stacked` [L, ...] are weights, `rows` [R, ...] what
-    every layer reads of its rows, `cached` [L, R, ...] what each layer reads of its own; a layer
-    takes nothing else that has rows. So on a mesh with stages the layers run as a `pipeline` (None:
-    on all stages alike), whose repeats take "none" for "dots". The rows of x are split over `axes`.
+    `remat` decides what is kept for backward. `stacked` [L, ...] are weights, `rows` [R, ...] are
+    inputs that every layer reads, and `cached` [L, R, ...] are inputs of each layer's own; a layer
+    takes nothing else that has rows. Therefore, on a mesh with stages, the layers can run as a
+    `pipeline` (None: on all stages alike); with repeats, it replaces remat "none" by "dots". The
+    rows of x are split over `axes`.
 
-    A few layers are unrolled, which spares a fifth of a small model's step (no copies of what
-    backward needs); many are to be so by `unroll` alone, for the sake of compile time.
+    A few layers are unrolled, which saves a fifth of a small model's step (no copies of what
+    backward needs). Many layers are unrolled only if `unroll` is true, because of compile time.
     """
     pipeline = pipeline if axis_size("stage") > 1 else None
     remat = remat if recomputes() else "none"
@@ -296,7 +298,7 @@ def scan_layers(
             x, left = layer(keep_rows(x, axes), xs[0], *xs[1], *rows)
             return keep_rows(x, axes), left
 
-        if remat != "none":  # outside a loop, XLA would find what is computed twice, and keep it
+        if remat != "none":  # outside a loop, XLA's CSE would undo the recomputation
             step = jax.checkpoint(step, policy=_POLICIES[remat], prevent_cse=unroll)
         few = remat == "none" and len(jax.tree.leaves(stacked)[0]) <= _UNROLLED
         return jax.lax.scan(step, x, (stacked, cached), unroll=unroll or few)
@@ -342,8 +344,8 @@ def sincos_embedding(
 ) -> Float[Array, "*b d"]:
     """[sin, cos] of `value` at log-spaced periods; π0's embedding of flow time.
 
-    Angles reach 1,570, so frequencies are made here, once: compiled, their last bit and with it the
-    fourth decimal of an angle would depend on the shapes of the program.
+    Angles reach 1,570, so frequencies are computed once, in NumPy. If they were compiled, their
+    last bit, and with it the fourth decimal of an angle, would depend on the shapes of the program.
     """
     half = width // 2
     fraction = np.linspace(0, 1, half, dtype=np.float32)

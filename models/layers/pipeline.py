@@ -1,10 +1,10 @@
 """A circular pipeline over stacked layers: each stage of the mesh holds some of the layers, and
 micro-batches of rows pass from stage to stage, so that no stage waits for a whole batch.
 
-GPipe's schedule (arXiv 1811.06965) as one loop that every stage runs, differentiated by JAX; with
-repeats a micro-batch goes around the stages several times, which shortens the wait at both ends
-(Megatron-LM's interleaved stages, arXiv 2104.04473). All that runs along the other axes of the mesh
-stays as it is.
+GPipe's schedule (arXiv 1811.06965) is one loop that every stage runs, differentiated by JAX. With
+repeats, a micro-batch goes around the stages several times, which shortens the wait at both ends
+(Megatron-LM's interleaved stages, arXiv 2104.04473). Everything along the other axes of the mesh
+stays unchanged.
 """
 
 import math
@@ -46,7 +46,7 @@ class Pipeline:
             )
 
     def on(self, stages: int) -> "Pipeline":
-        """Pipeline with its number of micro-batches for that many stages."""
+        """The pipeline with its number of micro-batches set for that many stages."""
         return Pipeline(self.microbatches or stages, self.repeats)
 
     def bubble(self, stages: int) -> float:
@@ -56,13 +56,13 @@ class Pipeline:
 
 def bubble(stages: int, microbatches: int, repeats: int = 1) -> float:
     """Share of a pipeline's microbatches · repeats + stages − 1 ticks in which a stage has nothing
-    to do: the last waits at the beginning, the first at the end."""
+    to do: the last stage waits at the beginning, the first at the end."""
     return (stages - 1) / (microbatches * repeats + stages - 1)
 
 
 def check_pipeline(pipeline: Pipeline, stages: int, depth: int, rows: int, row_shards: int) -> None:
-    """Raises ValueError unless layers divide over stages and repeats, rows over micro-batches and
-    row shards, and repeats have no fewer micro-batches than stages."""
+    """Raises ValueError unless layers divide over stages and repeats, rows divide over
+    micro-batches and row shards, and repeats have at least as many micro-batches as stages."""
     micro, repeats = pipeline.on(stages).microbatches, pipeline.repeats
     _check_depth(depth, stages, repeats)
     if rows % (micro * row_shards):
@@ -88,24 +88,24 @@ def circulate(
     rows: tuple[PyTree, ...],
     pipeline: Pipeline,
 ) -> tuple[PyTree, PyTree]:
-    """Compute `scan(layer, x, weights, cached, rows)`, each layer computed on its own stage.
+    """Computes `scan(layer, x, weights, cached, rows)`, with each layer on its own stage.
 
     Args:
-      scan: takes some rows through the layers whose weights it is given; with repeats it keeps
-        nothing of them for backward.
-      x, rows: trees of arrays [R, ...], the same on every stage. Row r is of micro-batch r modulo
-        their number, so that no row leaves its device.
+      scan: takes some rows through the layers whose weights it is given; with repeats, it keeps
+        none of these weights for backward.
+      x, rows: trees of arrays [R, ...], the same on every stage. Row r belongs to micro-batch r
+        modulo their number, so that no row leaves its device.
       weights: tree of arrays [L, ...]; stage s of S holds layers s·L/S to (s + 1)·L/S.
       cached: tree of arrays [L, R, ...], split over stages as weights are.
 
-    Returns x after the last layer, on every stage, and what the layers leave, [L, R, ...], on the
-    stage of each. Only x travels; but with repeats a stage works on layers that do not adjoin, and
-    a permutation takes its share of weights, of cached arrays and of what layers leave there (and
-    gradients back), once a call.
+    Returns x after the last layer, on every stage, and what the layers leave, [L, R, ...], each on
+    its layer's stage. Only x travels between stages. With repeats, however, a stage works on layers
+    that are not adjacent, so once per call a permutation moves its share of weights, of cached
+    arrays and of what layers leave (and moves gradients back).
 
-    Gradients of weights are summed over micro-batches; of a float8 history (`models.layers.fp8`)
-    the largest magnitudes stay. A stage that has nothing to do computes on what comes along (zeros,
-    or old rows), and nobody reads it.
+    Gradients of weights are summed over micro-batches; in a float8 history (`models.layers.fp8`)
+    the largest magnitudes are kept. A stage that has nothing to do computes on whatever arrives
+    (zeros, or old rows), and nothing reads the result.
 
     Raises:
       ValueError: as `check_pipeline`.
@@ -134,8 +134,8 @@ def circulate(
 
 
 def apart(function: Callable[[Array, PyTree], PyTree], x: Array, stacked: PyTree) -> PyTree:
-    """`function(x, stacked)`, arrays [L, ...], of layers that all read the same x [R, ...] and
-    nothing of each other: every stage computes its own for all rows.
+    """`function(x, stacked)`, arrays [L, ...], for layers that all read the same x [R, ...] and
+    nothing of each other: every stage computes its own layers for all rows.
 
     Raises:
       ValueError: layers do not divide over stages.
@@ -155,8 +155,8 @@ def apart(function: Callable[[Array, PyTree], PyTree], x: Array, stacked: PyTree
 
 
 def staged(rules: Rules, stacks: str) -> Rules:
-    """Sharding rules that cut, besides, the leading axis of every parameter whose path begins as
-    the pattern `stacks` over the stages; for them the rules given must leave that axis whole."""
+    """Sharding rules that also split, over the stages, the leading axis of every parameter whose
+    path begins with the pattern `stacks`. For these, `rules` must not split that axis."""
     return tuple(
         rule
         for pattern, spec in rules
@@ -179,7 +179,7 @@ def _stage(
     rows: PyTree,
 ) -> tuple[PyTree, PyTree]:
     """One stage's share of `circulate`: weights [L/S, ...], cached [L/S, M, m, ...], x and rows [1,
-    M, m, ...]. Returns x [1, M, m, ...], zeros but on the last stage, and [L/S, M, m, ...]."""
+    M, m, ...]. Returns x [1, M, m, ...], zeros except on the last stage, and [L/S, M, m, ...]."""
     stage, total = jax.lax.axis_index("stage"), micro * repeats
     ring = [(s, (s + 1) % stages) for s in range(stages)]
     x, rows = jax.tree.map(lambda z: z[0], (x, rows))
@@ -215,8 +215,8 @@ def _stage(
         return layer(x, fill(mine, xs[1]), *read)
 
     def layers(x: PyTree, turn: Array, history: PyTree, *read: PyTree) -> tuple[PyTree, PyTree]:
-        """A layer that keeps nothing of its weights picks them itself, or those of every tick would
-        be kept for backward."""
+        """With repeats, each layer selects its own weights and keeps none of them; otherwise those
+        of every tick would be kept for backward."""
         if repeats == 1:
             return scan(layer, x, fill(weights, history), *read)
         index = turn * per_turn + jnp.arange(per_turn)
@@ -260,7 +260,7 @@ def _check_depth(depth: int, stages: int, repeats: int = 1) -> None:
 
 
 def _queue(line: PyTree, came: PyTree, t: Array) -> tuple[PyTree, PyTree]:
-    """Tree of n ticks ago, and the line of n with the one that came now; n may be 0."""
+    """The tree of n ticks ago, and the queue of n with the newest tree added; n may be 0."""
     n = len(jax.tree.leaves(line)[0])
     if not n:
         return came, line
@@ -270,9 +270,9 @@ def _queue(line: PyTree, came: PyTree, t: Array) -> tuple[PyTree, PyTree]:
 
 
 def _dealt(z: Array, stages: int, repeats: int, back: bool = False) -> Array:
-    """A stage's share [repeats · layers, ...] of what is split over stages in order, to the share
-    [repeats, layers, ...] that it works on: block b of layers is stage b // repeats's, and is
-    worked on by stage b % stages in turn b // stages. `back` is the inverse."""
+    """Converts a stage's share [repeats · layers, ...] of arrays split over stages in order to the
+    share [repeats, layers, ...] that it works on. Block b of layers is stored on stage b //
+    repeats, and stage b % stages works on it in turn b // stages. `back` does the inverse."""
     z = z if back else z.reshape(repeats, -1, *z.shape[1:])
     if repeats > 1:
         z = _permuted(z, stages, repeats, back)
@@ -280,8 +280,8 @@ def _dealt(z: Array, stages: int, repeats: int, back: bool = False) -> Array:
 
 
 def _permuted(z: Array, stages: int, repeats: int, back: bool) -> Array:
-    """Permute in as many rounds as there are repeats; in each, every stage sends a block and gets
-    one."""
+    """Permutes in as many rounds as there are repeats; in each, every stage sends one block and
+    receives one."""
     stage, together = jax.lax.axis_index("stage"), math.gcd(stages, repeats)
     out = jnp.zeros_like(z)
     for turn in range(repeats):
@@ -316,7 +316,7 @@ def _merged(z: Array, axis: int) -> Array:
 
 
 def _placed(z: Array, axis: int) -> Array:
-    """Rows, along `axis`, over their mesh axes; the first of several axes over stages."""
+    """Shards rows, along `axis`, over their mesh axes; the first of several axes over stages."""
     spec = [(ROWS,), ("stage", ROWS), ("stage", None, ROWS)][axis]
     free = (PartitionSpec.UNCONSTRAINED,) * (z.ndim - axis - 1)
     return constrain(z, *spec, *free)

@@ -1,10 +1,10 @@
-"""Kernels kept in few bits, to serve, and as the frozen base that adapters are trained on (QLoRA,
-arXiv 2305.14314): float8 or int8 with one scale for every 128×128 block, or NF4.
+"""Quantised kernels, for serving and as the frozen base that adapters are trained on (QLoRA, arXiv
+2305.14314): float8 or int8 with one scale for every 128×128 block, or NF4.
 
-NF4 is 4 bits: one of 16 quantiles of a normal distribution for every number, and for every 64 along
-a row of the matrix their largest magnitude, itself kept in float8 (its distance from the layer's
-mean, under a scale that 256 of them share). A product reads them in the activations' dtype, one
-layer at a time and again for backward; what is kept for backward is the few bits.
+NF4 stores every number in 4 bits, as one of 16 quantiles of a normal distribution. For every 64
+numbers along a row of the matrix it stores their largest magnitude, itself in float8 (its distance
+from the layer's mean, under a scale that 256 of them share). A product dequantises kernels to the
+activations' dtype, one layer at a time and again for backward; only quantised kernels are kept.
 """
 
 import math
@@ -29,7 +29,7 @@ QUANTILES = np.array(
      0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0],
     np.float32,
 )  # fmt: skip
-"""Numbers that NF4 can say of a block whose largest magnitude is 1 (appendix E of the paper)."""
+"""Numbers that NF4 represents in a block whose largest magnitude is 1 (the paper's appendix E)."""
 
 _EDGES = (QUANTILES[1:] + QUANTILES[:-1]) / 2
 _NF4_BLOCK, _SCALES_BLOCK = 64, 256
@@ -39,7 +39,7 @@ _INT8_MOST = 127
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Quantized:
-    """Kernels in float8 or int8 with one f32 scale for every 128×128 block of each one's matrix."""
+    """Kernels in float8 or int8 with one f32 scale for every 128×128 block of each matrix."""
 
     q: Shaped[Array, "*l i o"]
     scale: Float[Array, "*l p r"]
@@ -48,8 +48,8 @@ class Quantized:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Nf4:
-    """Kernels in NF4: `q` has two numbers a byte, the first in its upper half, in pairs along the
-    last axis. A block's scale is its `scale` · the `scale_step` of its 256 + the layer's
+    """Kernels in NF4: `q` has two numbers per byte, the first in the upper half, in pairs along the
+    last axis. A block's scale is its `scale` · the `scale_step` of its group of 256 + the layer's
     `scale_mean`."""
 
     q: UInt8[Array, "*l i h"]
@@ -60,14 +60,14 @@ class Nf4:
 
 Kernel: TypeAlias = Quantized | Nf4
 Rounding: TypeAlias = Callable[[str, Float[Array, "l i *o"], Kind], Kernel]
-"""Makes the stacked kernels at a path ones of a kind."""
+"""Function that quantises the stacked kernels at a path to a kind."""
 
 
 def quantize(
     params: Any, pattern: str, kind: Kind = "float8", rounding: Rounding | None = None
 ) -> Any:
-    """`params` with the stacked kernels whose path `pattern` matches (`re.search`) in few bits, as
-    `rounding` makes them, or `quantize_kernel` if None; those that are so already stay.
+    """`params` with the stacked kernels whose path matches `pattern` (`re.search`) quantised by
+    `rounding`, or by `quantize_kernel` if None. Kernels that are already quantised stay unchanged.
 
     Raises:
       ValueError: no kernel matches, or one's last axis is odd, which NF4 cannot pack.
@@ -94,8 +94,8 @@ def names(pattern: str, path: str) -> bool:
 
 
 def quantize_kernel(path: str, kernel: Float[Array, "l i *o"], kind: Kind) -> Kernel:
-    """The stacked kernels at `path`, each number rounded by itself: deterministic, and free of
-    calibration."""
+    """Quantises the stacked kernels at `path`, rounding each number by itself: deterministic, and
+    without calibration."""
     if kind == "nf4" and kernel.shape[-1] % 2:
         raise ValueError(
             f"{path} has {kernel.shape[-1]} numbers along its last axis, which NF4 cannot pack in "
@@ -108,7 +108,7 @@ def quantize_kernel(path: str, kernel: Float[Array, "l i *o"], kind: Kind) -> Ke
 
 
 def dequantize(path: str, kernel: Kernel) -> Float[Array, "l i *o"]:
-    """The stacked kernels at `path` in f32, in the shape that they had."""
+    """The stacked kernels at `path` in f32, in their original shape."""
     shape = shape_of(kernel)
     inner = inner_size(path, shape)
     return jax.vmap(lambda layer: matrix(layer, inner))(kernel).reshape(shape)
@@ -121,14 +121,14 @@ def shape_of(kernel: Kernel) -> tuple[int, ...]:
 
 
 def inner_size(path: str, shape: tuple[int, ...]) -> int:
-    """Rows of each matrix of the stacked kernels [layers, …] at `path`; heads are rows of "out"
-    alone."""
+    """Rows of each matrix of the stacked kernels [layers, …] at `path`; heads count as rows only
+    for "out"."""
     heads_in = path.split("/")[-2] == "out" and len(shape) == 4
     return math.prod(shape[1 : 3 if heads_in else 2])
 
 
 def is_quantized(leaf: Any) -> bool:
-    """True for kernels in few bits, as `is_leaf` of `jax.tree` functions asks."""
+    """True for quantised kernels; for use as `is_leaf` of `jax.tree` functions."""
     return isinstance(leaf, Quantized | Nf4)
 
 
@@ -159,7 +159,7 @@ def _forward(x: Array, kernel: Kernel) -> tuple[Array, Kernel]:
 
 
 def _backward(kernel: Kernel, g: Float[Array, "*b o"]) -> tuple[Array, None]:
-    """The barrier keeps the compiler from holding forward's matrix until now."""
+    """The barrier prevents the compiler from keeping forward's matrix until here."""
     kernel = jax.lax.optimization_barrier(kernel)
     inner = math.prod(shape_of(kernel)) // g.shape[-1]
     return g @ matrix(kernel, inner).astype(g.dtype).T, None
@@ -169,8 +169,9 @@ dot.defvjp(_forward, _backward)
 
 
 def dot_in_float8(x: Float[Array, "*b i"], kernel: Quantized) -> Float[Array, "*b o"]:
-    """x @ kernel of one layer in x's dtype, the kernel in float8 and x rounded to it with a scale
-    for every 128 of a row (`models.layers.float8.block_scaled`); the kernel has no gradient."""
+    """x @ kernel of one layer in x's dtype. The kernel is in float8, and x is rounded to it with a
+    scale for every 128 of a row (`models.layers.float8.block_scaled`). The kernel has no
+    gradient."""
     flat = kernel.q.reshape(x.shape[-1], -1)
     y = block_scaled.dot_kept(x.reshape(-1, x.shape[-1]), flat, kernel.scale)
     return y.reshape(*x.shape[:-1], -1)
@@ -208,8 +209,8 @@ def _code_nf4(shares: Array) -> Array:
 
 
 class Codes(NamedTuple):
-    """Numbers that a kind can say: the code of a number divided by its scale, what a code says, and
-    codes as they are kept."""
+    """Encoding of a kind: the code of a number divided by its scale, the number that a code stands
+    for, and codes as stored."""
 
     code: Callable[[Float[Array, "*s"]], Shaped[Array, "*s"]]
     number: Callable[[Shaped[Array, "*s"]], Float[Array, "*s"]]
@@ -233,7 +234,7 @@ _ROUNDED: dict[Kind, Callable[[Array], Any]] = {"float8": _float8, "int8": _int8
 
 
 def _largest(kernel: Nf4) -> Float[Array, "i p"]:
-    """Largest magnitude of every block of a layer, as it was kept."""
+    """Largest magnitude of every block of a layer, as stored."""
     away = _in_groups(kernel.scale.astype(jnp.float32)) * kernel.scale_step[:, None]
     flat = away.reshape(-1)[: kernel.scale.size] + kernel.scale_mean
     return flat.reshape(kernel.scale.shape)

@@ -2,7 +2,7 @@
 last norm, no logits.
 
 It differs from Gemma in the norms of its queries and keys, in SwiGLU, in a rotary base of a million
-and in norm scales that are stored as they are used.
+and in norm scales that are stored as used.
 """
 
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class QwenConfig:
 
 
 class Qwen(nnx.Module):
-    """A row's tokens to features; a place sees its own sample up to itself."""
+    """Maps a row's tokens to features; a place attends to its own sample up to itself."""
 
     def __init__(self, config: QwenConfig, compute: Compute, rngs: nnx.Rngs):
         self.compute, self.remat = compute, config.remat
@@ -121,7 +121,7 @@ class SwiGLU(GatedMLP):
 
 
 class QwenNorm(nnx.RMSNorm):
-    """Flax's RMS norm, whose scale is kept as it is used."""
+    """Flax's RMS norm, whose scale is stored as used."""
 
     __call__ = jax.named_scope("norm")(nnx.RMSNorm.__call__)
 

@@ -1,5 +1,5 @@
-"""A switch for layers that compute again for backward what they did not keep: off where a model's
-own FLOPs are counted."""
+"""A switch for layers that recompute, for backward, what they did not keep. It is off where a
+model's own FLOPs are counted."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ _recomputes: ContextVar[bool] = ContextVar("recomputes", default=True)
 
 @contextmanager
 def without_recomputation() -> Iterator[None]:
-    """Layers that are traced within keep all that backward needs, whatever their `remat`."""
+    """Layers traced inside keep everything that backward needs, whatever their `remat`."""
     token = _recomputes.set(False)
     try:
         yield
@@ -19,5 +19,5 @@ def without_recomputation() -> Iterator[None]:
 
 
 def recomputes() -> bool:
-    """True if layers may compute again, in what is traced here."""
+    """True if layers traced here may recompute."""
     return _recomputes.get()

@@ -66,7 +66,7 @@ class SiglipConfig:
         return (image_size // self.patch) ** 2
 
     def check_image(self, where: str, image_size: int) -> None:
-        """Raises ValueError unless patches divide a picture of the config `where`."""
+        """Raises ValueError unless patches divide the `image_size` of the config called `where`."""
         if image_size % self.patch:
             raise ValueError(
                 f"{where}.image_size is {image_size}, which patches of {self.patch} "
@@ -75,7 +75,7 @@ class SiglipConfig:
 
 
 class Siglip(nnx.Module):
-    """uint8 pictures to `out_width`-wide tokens, patches in row order."""
+    """Maps uint8 pictures to `out_width`-wide tokens, patches in row order."""
 
     def __init__(
         self,
@@ -110,8 +110,8 @@ class Siglip(nnx.Module):
         images: UInt8[Array, "b h w 3"] | Float32[Array, "b h w 3"],
         text: Float[Array, "b e"] | None = None,
     ) -> Float[Array, "b n d"]:
-        """Tokens [b, n, out_width]; `text` conditions the stem of a tower that was built with
-        FiLM. Devices that work on the same rows share out their pictures."""
+        """Tokens [b, n, out_width]; `text` conditions the stem of a tower that was built with FiLM.
+        Devices that work on the same rows divide the pictures among themselves."""
         axes = dividing(len(images), *ROWS, "context", "stage")
         images = constrain(images, axes)
         p = self.patch
@@ -125,7 +125,7 @@ class Siglip(nnx.Module):
             scale, shift = jnp.split(self.film(text)[:, None], 2, axis=-1)
             x = jax.nn.relu(x * (1 + scale) + shift)
         x = x + self.position[...].astype(x.dtype)
-        if self.unroll:  # outside a loop XLA would lay pictures innermost, and turn every norm's x
+        if self.unroll:  # else XLA lays pictures innermost (no loop), and transposes every norm's x
             x = with_layout_constraint(x, Layout((0, 1, 2)))
         graph, weights = nnx.split(self.blocks)
         layer = lambda x, w: (nnx.merge(graph, w)(x), None)  # noqa: E731

@@ -1,9 +1,9 @@
-"""Token-wise layers, computed a few tokens at a time and again for backward, so that what a wide
-layer makes of all tokens never exists whole (StreamBP, arXiv 2506.03077).
+"""Token-wise layers, computed a few tokens at a time and again for backward, so that a wide layer's
+result for all tokens never exists as a whole (StreamBP, arXiv 2506.03077).
 
-On a mesh every device takes the tokens it holds. Weights are gathered once before the first chunk
-and their gradients summed over devices once after the last, where a loop over cut arrays would do
-both in every turn.
+On a mesh every device takes the tokens it holds. Weights are gathered once before the first chunk,
+and their gradients are summed over devices once after the last. A loop over sharded arrays would do
+both in every iteration.
 """
 
 import math
@@ -30,7 +30,7 @@ def in_chunks(
     x: Float[Array, "r *b i"],
     size: int,
 ) -> Float[Array, "r *b o"]:
-    """`function(*modules, x)` of the tokens x, on each device `size` at a time; 0: all at once."""
+    """`function(*modules, x)` of the tokens x, `size` at a time on each device (0: all at once)."""
     if not size:
         return function(*modules, x)
     graphs, weights = zip(*map(nnx.split, modules), strict=True)
@@ -48,10 +48,10 @@ def in_chunks(
 def chunked(
     function: Callable[[PyTree, PyTree], Array], weights: PyTree, tokens: PyTree, size: int
 ) -> Array:
-    """`function(weights, tokens)`, arrays [n, ...], `size` tokens at a time; padded with zeros.
+    """`function(weights, tokens)`, arrays [n, ...], at most `size` tokens at a time; zero-padded.
 
-    Gradients of weights are summed over chunks; of the float8 histories among them
-    (`models.layers.fp8`) the largest magnitudes stay.
+    Gradients of weights are summed over chunks; in the float8 histories among them
+    (`models.layers.fp8`) the largest magnitudes are kept.
     """
     length = len(jax.tree.leaves(tokens)[0])
     count = -(-length // size)
@@ -75,8 +75,8 @@ def chunked(
 def on_each_device(
     function: Callable[..., Array], weights: PyTree, *rows: Shaped[Array, "r ..."]
 ) -> Float[Array, "r ..."]:
-    """`function(weights, *rows)` of the rows, and of places (the dimension after) where these
-    divide over "context", that each device holds. What is split over "tensor" stays so."""
+    """`function(weights, *rows)` of the rows that each device holds, and of its places (the
+    dimension after) if these divide over "context". Arrays split over "tensor" stay split."""
     places = [x.shape[1] for x in rows if x.ndim > 1]
     axes = (*ROWS, "context") if all(p % axis_size("context") == 0 for p in places) else ROWS
     devices = math.prod(map(axis_size, axes))

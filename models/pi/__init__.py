@@ -1,2 +1,2 @@
-"""π0 and π0.5: the model, its targets and adapters, and openpi's and LeRobot's checkpoints of
-it."""
+"""π0 and π0.5: the model, its targets and adapters, and its checkpoints in openpi's and LeRobot's
+formats."""

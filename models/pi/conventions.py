@@ -1,8 +1,8 @@
-"""The way a released π0 or π0.5 acts: what its files, the table of released policies and the caller
-tell together.
+"""The way a released π0 or π0.5 acts, according to its files, the table of released policies and
+the caller.
 
-What none of them tells is asked for in one error, never guessed: a policy that runs with another
-horizon or action convention than it was trained with fails without a sign.
+Anything that none of them says is asked for in one error, never guessed: a policy that runs with a
+horizon or action convention other than it was trained with fails silently.
 """
 
 import re
@@ -31,7 +31,7 @@ _EMPTY = re.compile(r"(^|\.)empty_camera_\d+$")
 
 @dataclass(frozen=True)
 class ActingOptions:
-    """Options of `load_policy` for what files do not tell; None leaves it to them and the table."""
+    """Options of `load_policy` for what files do not say; None: as the files and the table say."""
 
     released: str | None = None
     horizon: int | None = None
@@ -48,7 +48,7 @@ def openpi_policy(
     """Config and processor of a checkpoint in openpi's Orbax format.
 
     Args:
-      config: a PiConfig or Pi0FastConfig with the sizes that parameters tell.
+      config: a PiConfig or Pi0FastConfig with the sizes inferred from the parameters.
 
     Raises:
       ValueError: as `load_policy`.
@@ -60,7 +60,7 @@ def openpi_policy(
 def lerobot_policy(
     path: Path, source: CheckpointSource, told: ActingOptions, config: Any
 ) -> tuple[Any, Processor]:
-    """Config and processor of a directory of LeRobot's, or of openpi's conversion to PyTorch.
+    """Config and processor of a directory from LeRobot, or from openpi's conversion to PyTorch.
 
     Args:
       config: as for `openpi_policy`.
@@ -114,7 +114,7 @@ def lerobot_policy(
         config = replace(config, horizon=found.horizon, **rest)
     else:
         config = replace(config, state_input=_form(state))
-    # Black borders came with LeRobot 0.5.0, as did text of the robot's dims alone.
+    # LeRobot 0.5.0 introduced black borders, and text of only the robot's dims.
     dark = noted or state == "text-padded"
     return config, Processor(
         **config.preparation,
@@ -233,8 +233,9 @@ def _family(config: Any) -> Literal["pi0", "pi05", "pi0_fast"]:
 
 
 def _statistics(path: Path, row: Released | None, told: ActingOptions) -> tuple[str, Path | None]:
-    """Name and file of the statistics to scale by; no file where there are none, and none is chosen
-    of a released base's several robots, whose actions only a choice makes one of theirs."""
+    """Name and file of the statistics to scale by. There is no file if there are no statistics, or
+    if a released base model has several robots and the caller chooses none: only that choice makes
+    its actions those of a robot."""
     root = path if path.is_dir() else path.parent
     if row is not None and root.name == "params":
         root = root.parent
@@ -267,7 +268,7 @@ def _in_model_units(name: str, cameras: tuple[str, ...], states: int, actions: i
 
 
 def _finished(robot: Embodiment, relative: tuple[int, ...], told: ActingOptions) -> Embodiment:
-    """The robot with the dims that are relative, and its cameras by the names that were told."""
+    """The robot with its relative dims, and with the caller's names for its cameras."""
     dims = min(len(robot.state.offset), len(robot.actions.offset))
     wrong = [d for d in relative if not 0 <= d < dims]
     if wrong:
@@ -282,8 +283,8 @@ def _finished(robot: Embodiment, relative: tuple[int, ...], told: ActingOptions)
 
 
 def with_names(robot: Embodiment, cameras: Mapping[str, str]) -> Embodiment:
-    """The robot with its own names for cameras of the model; the others keep theirs and may be
-    absent.
+    """The robot with its own names for cameras of the model. Other cameras keep the model's names
+    and may be absent.
 
     Args:
       cameras: {the robot's name: the model's}.

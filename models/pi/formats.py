@@ -1,6 +1,6 @@
-"""A policy of π's family written as openpi's and LeRobot's checkpoints, with its robot's scales.
+"""Export of a policy of π's family as openpi's and LeRobot's checkpoints, with its robot's scales.
 
-What a format cannot hold is refused, not dropped.
+Anything that a format cannot hold is refused, not dropped.
 """
 
 import json
@@ -22,7 +22,7 @@ _OPENPI = (*_LEROBOT, ("modulation", "none"))
 
 def write_openpi(policy: Policy, target: Path) -> None:
     """Writes the parameters as openpi's Orbax directory, and norm_stats.json if the policy has a
-    processor. Adapters go as `lora.for_openpi` says.
+    processor. Adapters are written as in `lora.for_openpi`.
 
     Raises:
       ValueError: the format has no place for some parameter, or for how the model reads the state.
@@ -36,14 +36,14 @@ def write_openpi(policy: Policy, target: Path) -> None:
 
 def write_lerobot(policy: Policy, target: Path) -> None:
     """Writes safetensors, config.json and processor files of LeRobot's pi0 or pi05, with the scales
-    of the robot, in bfloat16 if all parameters are. Adapters are folded into their kernels, as they
-    have no place there.
+    of the robot, in bfloat16 if all parameters are bfloat16. Adapters are folded into their
+    kernels, because these files have no place for them.
 
-    LeRobot resizes pictures in its own way, and hands on those under "observation." alone.
+    LeRobot resizes pictures in its own way, and passes on only those under "observation.".
 
     Raises:
-      ValueError: the policy has no processor, or the format no place for some parameter, for the
-        units of its robot, for its solver, or for how the model reads the state.
+      ValueError: the policy has no processor, or the format has no place for some parameter, for
+        the units of its robot, for its solver, or for how the model reads the state.
     """
     if policy.processor is None:
         raise ValueError("The policy has no processor, whose cameras LeRobot's config.json names.")
@@ -82,8 +82,8 @@ def write_lerobot(policy: Policy, target: Path) -> None:
 
 
 def _check_form(config: PiConfig, code: str, known: tuple[tuple[str, str], ...]) -> None:
-    """Raises ValueError unless another code has a model that takes flow time and reads the state as
-    this one."""
+    """Raises ValueError unless the other code has a model that takes flow time and reads the state
+    as this one does."""
     if (config.time, config.state_input) not in known:
         remedy = "chiliad or openpi" if (config.time, config.state_input) in _OPENPI else "chiliad"
         forms = " or ".join(f"'{time}' and '{state}'" for time, state in known)
@@ -95,7 +95,7 @@ def _check_form(config: PiConfig, code: str, known: tuple[tuple[str, str], ...])
 
 
 def write_statistics(target: Path, robot: Embodiment, *, quantiles: bool) -> None:
-    """openpi's norm_stats.json: means and deviations (π0), or quantiles (π0.5, π0-FAST)."""
+    """Writes norm_stats.json for openpi: means and deviations (π0) or quantiles (π0.5, π0-FAST)."""
     stats = {}
     for key, normalizer in (("state", robot.state), ("actions", robot.actions)):
         offset, scale = np.asarray(normalizer.offset), np.asarray(normalizer.scale)

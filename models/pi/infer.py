@@ -28,18 +28,18 @@ _NEEDED = (
 def pi_config(
     source: CheckpointSource, table: Table, horizon: int, known: Mapping[str, int] | None = None
 ) -> PiConfig:
-    """Reads a config off the checkpoint's shapes by the rules of `table`.
+    """Infers a config from the checkpoint's shapes by the rules of `table`.
 
-    What shapes do not tell is openpi's: state as text in π0.5 and as the expert's token in π0, LoRA
-    scaled by 1 (alpha equal to the rank, as in openpi's variants).
+    Anything that shapes do not determine is as in openpi: state as text in π0.5 and as the expert's
+    token in π0, LoRA scaled by 1 (alpha equal to the rank, as in openpi's variants).
 
     Args:
-      horizon: steps of a chunk, which no shape tells.
+      horizon: steps of a chunk, which no shape determines.
       known: sizes of axes that the checkpoint merges.
 
     Raises:
-      ValueError: parameters are missing without which sizes cannot be told (all such are listed),
-        or the sizes contradict each other.
+      ValueError: parameters that determine sizes are missing (all of them are listed), or the sizes
+        contradict each other.
     """
     shapes = our_shapes(table, source.shapes, known)
     reads_state = "state_in/kernel" in table.by_path
@@ -67,7 +67,7 @@ def pi_config(
 
 
 def siglip_config(shapes: Mapping[str, Shape]) -> SiglipConfig:
-    """Sizes of the vision tower, by the shapes of its parameters."""
+    """Sizes of the vision tower, from the shapes of its parameters."""
     blocks = shapes["vision/blocks/q/kernel"]
     return SiglipConfig(
         width=shapes["vision/position"][1],
@@ -79,7 +79,7 @@ def siglip_config(shapes: Mapping[str, Shape]) -> SiglipConfig:
 
 
 def gemma_config(shapes: Mapping[str, Shape], name: str) -> GemmaConfig:
-    """Sizes of the stack `name` and of its adapters, by the shapes of its parameters."""
+    """Sizes of the stack `name` and of its adapters, from the shapes of its parameters."""
     depth, width, heads, head_dim = shapes[f"{name}/layers/attention/q/kernel"]
     return GemmaConfig(
         width=width,

@@ -1,8 +1,9 @@
 """LeRobot's ports of π0 and π0.5, and openpi's own PyTorch files, which lack the leading `model.`.
 
 Names are those of Hugging Face's PaliGemma and Gemma with PyTorch's layouts ([out, in], heads
-merged), one tensor per layer. The embedding is tied to `lm_head` up to 0.4.4, which saves that name
-alone; 0.6.1 saves both, trains the embedding and no longer ties them, so the embedding is read.
+merged), one tensor per layer. Up to LeRobot 0.4.4 the embedding is tied to `lm_head`, and only that
+name is saved. LeRobot 0.6.1 saves both, trains the embedding and no longer ties them, so the
+embedding is read.
 """
 
 import json
@@ -34,7 +35,7 @@ _BLOCK = f"{_VISION}.encoder.layers.{{l}}"
 _LANGUAGE = f"{_PALIGEMMA}.model.language_model"
 _VISION_HEADS = 16
 PREPROCESSOR = "policy_preprocessor.json"
-"""File of LeRobot's steps from an observation to the model's inputs."""
+"""File with LeRobot's steps from an observation to the model's inputs."""
 
 
 def _linear(ours: str, theirs: str, *also: str) -> tuple[Rule, ...]:
@@ -207,15 +208,15 @@ def open_lerobot(path: Path) -> CheckpointSource:
 
 
 def table(source: CheckpointSource) -> Table:
-    """π0's table or π0.5's, by whether flow time modulates the expert's norms."""
+    """π0's table or π0.5's, depending on whether flow time modulates the expert's norms."""
     return PI05 if f"{_EXPERT}.model.norm.dense.weight" in source.shapes else PI0
 
 
 def config(source: CheckpointSource, told: LerobotConfig) -> PiConfig:
-    """The config of the model in the files, see `pi_config`, with what config.json `told`.
+    """Config of the model in the files (see `pi_config`), with values that config.json `told`.
 
-    Heads are merged in these files. Where no export of ours wrote them down, they are taken to be
-    Gemma's (one key-value head) and So400m's (16).
+    Heads are merged in these files. If the metadata, which our export writes, does not give their
+    numbers, they are taken to be Gemma's (one key-value head) and So400m's (16).
     """
     found = pi_config(source, table(source), told.horizon, known_axes(source))
     return replace(found, steps=told.euler_steps, rtc_max_delay=told.rtc_max_delay)
@@ -234,7 +235,7 @@ def known_axes(source: CheckpointSource) -> dict[str, int]:
 
 
 def read_config(path: Path) -> LerobotConfig:
-    """The config.json beside the weights, LeRobot's or that of openpi's conversion to PyTorch.
+    """Reads the config.json beside the weights, LeRobot's or that of openpi's PyTorch conversion.
 
     Raises:
       FileNotFoundError: there is none.
@@ -285,15 +286,15 @@ def read_config(path: Path) -> LerobotConfig:
 def export(params: PyTree, config: LerobotConfig, path: Path, dtype: str = "float32") -> None:
     """Writes `path/model.safetensors` and `path/config.json` as LeRobot's pi0 and pi05 read them.
 
-    LeRobot builds gemma_2b, gemma_300m and So400m only; models of other sizes are written alike,
-    for our own reading.
+    LeRobot builds only gemma_2b, gemma_300m and So400m. Models of other sizes are written in the
+    same way, for this library to read.
 
     Args:
       dtype: "float32" or "bfloat16".
 
     Raises:
-      ValueError: the directory holds a model, or LeRobot's has no place for some parameter (LoRA
-        factors must be merged first).
+      ValueError: the directory holds a model, or LeRobot's format has no place for some parameter
+        (LoRA factors must be merged first).
     """
     path = Path(path)
     file = new_model(path)
@@ -304,7 +305,7 @@ def export(params: PyTree, config: LerobotConfig, path: Path, dtype: str = "floa
     embedding = theirs.pop(f"{_LANGUAGE}.embed_tokens.weight")
     theirs[_HEAD] = embedding  # the one name that every version of LeRobot reads
     arrays: dict[str, Entry] = {f"model.{name}": entry for name, entry in theirs.items()}
-    # The port's expert has an output head that nothing reads and strict loading asks for.
+    # The port's expert has an output head that nothing reads but strict loading requires.
     head = (flat["embedding"].shape[0], flat["action_in/kernel"].shape[1])
     arrays[f"model.{_EXPERT}.lm_head.weight"] = (head, lambda: np.zeros(1, np.float32))
     vision, key = flat["vision/blocks/q/kernel"], flat["language/layers/attention/k/kernel"]
@@ -327,8 +328,8 @@ def _dim(features: dict[str, Any], name: str, where: str) -> int | None:
 
 
 def _relative(file: Path, values: dict[str, Any], dims: int) -> tuple[int, ...]:
-    """Action dims that LeRobot measures from the state, by the step of its preprocessor that does
-    so, else by config.json."""
+    """Action dims that LeRobot measures relative to the state, from the step of its preprocessor
+    that does so, or else from config.json."""
     if step := _steps(file).get("relative_actions_processor"):
         told = section(step, "config", str(file.parent / PREPROCESSOR))
         used, excluded, names = (told.get(x) for x in ("enabled", "exclude_joints", "action_names"))
@@ -351,7 +352,7 @@ def _relative(file: Path, values: dict[str, Any], dims: int) -> tuple[int, ...]:
 
 
 def _is_earlier(file: Path, values: dict[str, Any]) -> bool | None:
-    """True if a LeRobot before 0.5.0 wrote the files; None where they do not tell.
+    """True if a LeRobot before 0.5.0 wrote the files; None if they do not say.
 
     No file names a version. `use_relative_actions` came with 0.5.1, `cudnn_deterministic` of
     train_config.json with 0.5.0, and `use_peft` with 0.4.3.
@@ -365,7 +366,7 @@ def _is_earlier(file: Path, values: dict[str, Any]) -> bool | None:
 
 
 def _steps(file: Path) -> dict[str, dict[str, Any]]:
-    """Steps of the preprocessor beside config.json by their names."""
+    """Steps of the preprocessor beside config.json, by name."""
     path = file.parent / PREPROCESSOR
     listed = read_json(path).get("steps") if path.is_file() else []
     if not isinstance(listed, list) or not all(isinstance(step, dict) for step in listed):
@@ -383,7 +384,8 @@ def _heads(source: CheckpointSource, name: str, default: int) -> int:
 
 
 def _json(config: LerobotConfig, flat: dict[str, Any], kind: str, dtype: str) -> dict[str, Any]:
-    """config.json; what is as in every LeRobot, some of which have no field for it, is left out."""
+    """Contents of config.json. Fields with the default of every LeRobot version are left out,
+    because some versions lack them."""
     action_dim, (tokens, _) = flat["action_in/kernel"].shape[0], flat["vision/position"].shape
     patch = math.isqrt(flat["vision/embed/kernel"].shape[0] // 3)
     side = math.isqrt(tokens) * patch

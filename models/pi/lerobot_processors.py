@@ -1,8 +1,8 @@
 """The processor files of a LeRobot policy: pipelines of steps before and after the network, with
 the statistics that scale its state and actions.
 
-Step names and order are those that LeRobot 0.6.1 writes; scales go out as means and deviations,
-which hold any of ours exactly (up to f32).
+Step names and order are those that LeRobot 0.6.1 writes. Scales are written as means and standard
+deviations, which can represent any of ours exactly (up to f32).
 """
 
 from functools import partial
@@ -16,7 +16,7 @@ from models.checkpoints.safetensors_format import Entry
 from models.inputs.embodiment import Normalizer
 
 NORM_MAP = {"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"}
-"""Scaling by kind of feature, as config.json and the normalizers tell it."""
+"""Scaling by kind of feature, as config.json and the normalizers state it."""
 
 
 def write_processors(
@@ -25,7 +25,7 @@ def write_processors(
     """Writes policy_preprocessor.json, policy_postprocessor.json and their statistics in `path`.
 
     Args:
-      config: of the policy, as its config.json holds it.
+      config: the contents of the policy's config.json.
     """
     inputs, outputs = config["input_features"], config["output_features"]
     relative = bool(config.get("use_relative_actions"))

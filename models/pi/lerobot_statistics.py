@@ -1,7 +1,7 @@
 """Scaling of a LeRobot policy's state and actions, from the preprocessor saved beside its weights.
 
-LeRobot keeps a pipeline of steps in `policy_preprocessor.json`; the normalizer's statistics lie in
-a safetensors file that the step names.
+LeRobot keeps a pipeline of steps in `policy_preprocessor.json`; the normalizer's statistics are in
+a safetensors file that its step names.
 """
 
 from pathlib import Path
@@ -21,20 +21,20 @@ _RANGES = {"MIN_MAX": ("min", "max"), "QUANTILES": ("q01", "q99"), "QUANTILE10":
 
 def read_normalizers(path: Path) -> dict[str, Normalizer]:
     """The scales of the features that the policy's statistics cover, such as "observation.state"
-    and "action"; {} where no statistics were saved with it.
+    and "action"; {} if no statistics were saved with it.
 
     Args:
       path: the directory of the policy, or its weights in it.
 
     Raises:
-      ValueError: a feature's scaling is of a mode that is not known, or lacks its statistics.
+      ValueError: a feature's scaling has an unknown mode, or lacks its statistics.
     """
     return {name: scale for name, (_, scale) in read_modes(path).items()}
 
 
 def read_modes(path: Path) -> dict[str, tuple[str, Normalizer]]:
-    """LeRobot's name of each feature's scaling, such as "MEAN_STD", and its scales; {}, arguments
-    and errors as `read_normalizers`."""
+    """LeRobot's name of each feature's scaling, such as "MEAN_STD", and its scales. The empty
+    result, arguments and errors are those of `read_normalizers`."""
     path = Path(path)
     file = (path if path.is_dir() else path.parent) / "policy_preprocessor.json"
     if not file.is_file():

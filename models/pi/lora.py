@@ -1,5 +1,5 @@
-"""π and π0-FAST without their adapters, the same function: what codes can read that know none, and
-what acts fastest; and with adapters as openpi has them.
+"""π and π0-FAST with adapters folded in, or with adapters as openpi has them. Without adapters, the
+same function acts fastest, and code that has no adapters can read it.
 """
 
 from collections.abc import Callable
@@ -16,8 +16,8 @@ Config = TypeVar("Config", PiConfig, Pi0FastConfig)
 
 
 def merge(config: Config, params: Params) -> tuple[Config, Params]:
-    """The same function without adapters: its config, and parameters with the adapters folded into
-    their kernels. Kernels in few bits become f32 first."""
+    """The same function without adapters: its config, and the parameters with adapters folded into
+    their kernels. Quantised kernels are converted to f32 first."""
     params = _decoders(config, in_f32(params), fold)
     blocks = fold(params["vision"]["blocks"], config.vision.lora)
     plain: Any = {
@@ -30,9 +30,9 @@ def merge(config: Config, params: Params) -> tuple[Config, Params]:
 
 
 def for_openpi(config: Config, params: Params) -> Params:
-    """The parameters by which openpi computes the same. Its variants scale adapters by 1, so that
-    ours are scaled in advance; where it has no place for them, in the vision tower, or for the
-    kernels in few bits beneath them, all are folded in."""
+    """The parameters with which openpi computes the same function. Its variants scale adapters by
+    1, so ours are scaled in advance. All adapters are folded in if the vision tower has some or if
+    kernels are quantised, because openpi has no place for either."""
     if config.compute.quantized or config.vision.lora is not None:
         return merge(config, params)[1]
     return _decoders(config, params, at_alpha_of_rank)
@@ -41,7 +41,7 @@ def for_openpi(config: Config, params: Params) -> Params:
 def _decoders(
     config: Config, params: Params, change: Callable[[Params, Lora | None], Params]
 ) -> Params:
-    """The parameters with the projections of every decoder, by their adapters, changed."""
+    """The parameters with every decoder's projections, and their adapters, changed by `change`."""
     changed = {}
     for name in _names(params):
         stack, layers = getattr(config, name), params[name]["layers"]

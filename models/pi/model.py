@@ -1,9 +1,9 @@
 """π0 (arXiv 2410.24164) and π0.5 (arXiv 2504.16054): a vision tower and a language model for the
 prefix, a flow-matching action expert.
 
-Everything runs on packed rows: a sample pays for the images and tokens it has, and several noised
-chunks of it share one prefix (Mini-Diffuser's level-2 minibatch, arXiv 2505.09430). `Pi` is pure
-functions over a nested dict of parameters; the layers behind it are Flax nnx modules.
+Everything runs on packed rows: a sample costs only the images and tokens it has, and several noised
+chunks of it share one prefix (Mini-Diffuser's level-2 minibatch, arXiv 2505.09430). `Pi` consists
+of pure functions over a nested dict of parameters; the layers behind it are Flax nnx modules.
 """
 
 from collections.abc import Mapping
@@ -142,7 +142,7 @@ class PiConfig(ModelConfig, family="pi"):
 
     @property
     def cross_entropies(self) -> dict[str, float]:
-        """Weights of the losses of targets, where not 0."""
+        """Weights of the losses of targets that are not 0."""
         weights = {"text": self.text_loss, "action_tokens": self.action_token_loss}
         return {name: weight for name, weight in weights.items() if weight}
 
@@ -160,7 +160,7 @@ class PiConfig(ModelConfig, family="pi"):
         return Pi(self)
 
     def stacks(self, layout: Layout) -> tuple[Stack, ...]:
-        """The layers that a row passes; of the expert's tokens, those of all noised chunks."""
+        """Layers that a row passes through; the expert's tokens are those of all noised chunks."""
         vision, language, expert = self.vision, self.language, self.expert
         pictures = layout.images * layout.tokens_per_image
         keys = 2 * language.kv_heads * language.head_dim
@@ -172,7 +172,7 @@ class PiConfig(ModelConfig, family="pi"):
         )
 
     def recomputing(self, remat: Remat) -> "PiConfig":
-        """With so much of every stack's forward pass recomputed in backward."""
+        """The same config with this much of every stack's forward pass recomputed in backward."""
         stacks: Any = {
             name: replace(getattr(self, name), remat=remat)
             for name in ("vision", "language", "expert")
@@ -233,7 +233,7 @@ class Pi:
 
     @property
     def term_names(self) -> tuple[str, ...]:
-        """Names of `terms`, where there are several."""
+        """Names of `terms`; empty if there is only one."""
         several = self.config.cross_entropies
         return ("flow", *several) if several else ()
 
@@ -242,14 +242,14 @@ class Pi:
     ) -> tuple[dict[str, Float[Array, ""]], Float[Array, ""]]:
         """The loss's terms, each as a sum, and the count that divides them.
 
-        "flow": squared velocity error over valid action entries, averaged over a sample's chunks;
-        with `rtc_max_delay`, over those that are not given, which the count then counts.
-        "text" and "action_tokens", where their weight is not 0: a sample's cross-entropy, in nats
-        per token, times its valid action entries. So each term over the count is a mean over
-        samples in which a sample weighs as much as in the others, whatever it is packed with.
+        "flow": squared velocity error over valid action entries, averaged over a sample's chunks.
+        With `rtc_max_delay`, only entries that are not given are in the error and in the count.
+        "text" and "action_tokens", if their weight is not 0: a sample's cross-entropy, in nats per
+        token, times its number of valid action entries. So each term divided by the count is a mean
+        over samples, and a sample has the same weight in every term, whatever it is packed with.
 
         Raises:
-          ValueError: a cross-entropy has a weight, but the batch's layout no targets.
+          ValueError: a cross-entropy has a weight, but the batch's layout has no targets.
         """
         config = self.config
         modules = self._modules.bind(params)
@@ -284,25 +284,25 @@ class Pi:
         noised: Float[Array, "r k c h a"],
         time: Float[Array, "r k c"] | Float[Array, "r k c h"],
     ) -> Float[Array, "r k c h a"]:
-        """Velocity of C noised chunks per sample at their own flow times, or at those of each of
-        their steps, f32."""
+        """Velocity of C noised chunks per sample, f32, at a flow time for each chunk or for each of
+        its steps."""
         return self.field(params, batch)(noised, time).velocity
 
     def observe(self, params: Params, batch: PackedBatch) -> Cache:
         """The language model's cache of the prefix, and of the subtask if the batch has one, for
-        `field`; rows come before layers. Depends on parameters that `observing` names alone."""
+        `field`; rows come before layers. Depends only on the parameters that `observing` names."""
         return self._modules.bind(params).read(batch)[1].swapped()
 
     @property
     def observing(self) -> str:
-        """A regex, found in the paths of the parameters that `observe` reads."""
+        """A regex that matches (`re.search`) the paths of the parameters that `observe` reads."""
         state = "|state_in" if self.config.state_input == "token" else ""
         return rf"^(vision|embedding|language{state})(/|$)"
 
     def field(
         self, params: Params, batch: PackedBatch, observed: Cache | None = None
     ) -> flow.Field:
-        """The batch's velocity field; what is not `observed` yet is read once, here."""
+        """The batch's velocity field. If `observed` is None, the observation is read once, here."""
         modules = self._modules.bind(params)
         cache = modules.read(batch)[1] if observed is None else observed.swapped()
         return partial(modules.act, cache=modules.shown(batch, cache))
@@ -321,11 +321,11 @@ class Pi:
         end: int,
         below: int | None = None,
     ) -> Int[Array, "r k length"]:
-        """The likeliest next tokens after `begin`, one by one (greedy), as far as `length` tokens.
+        """The likeliest next tokens after `begin`, one by one (greedy), up to `length` tokens.
 
         They end at `end`, which fills the rest. `begin=tokenizer.begin` asks for the subtask,
         `begin=tokenizer.end` for FAST action tokens, which see the subtask if the batch has one.
-        Only ids `below` are chosen: `tokenizer.size` keeps a subtask to words.
+        Only ids less than `below` are chosen: `below=tokenizer.size` restricts a subtask to words.
         """
         modules = self._modules.bind(params)
         _, cache = modules.read(batch)
@@ -342,8 +342,8 @@ class Pi:
         steps: int | None = None,
         guidance: Guidance | Given | None = None,
     ) -> Float[Array, "r k h a"]:
-        """Normalised action chunks by `config.solver`, in `config.steps` steps if no other number
-        is given; `guidance` draws them towards given actions, or they begin with these."""
+        """Normalised action chunks by `config.solver`, in `config.steps` steps unless `steps` is
+        given; `guidance` pulls them towards given actions, or makes them begin with these."""
         steps = self.config.steps if steps is None else steps
         return flow.sample(self.field(params, batch), noise, steps, guidance, self.config.solver)
 
@@ -381,8 +381,8 @@ class _Modules(nnx.Module):
         self.action_out = nnx.Linear(action_width, config.action_dim, rngs=rngs)
 
     def read(self, batch: PackedBatch) -> tuple[Float[Array, "r k l w"] | None, Cache]:
-        """The language model over prefix and targets: the targets' last hidden states, and the keys
-        and values of the prefix and, of the targets, the subtask."""
+        """Runs the language model over prefix and targets. Returns the targets' last hidden states,
+        and the keys and values of the prefix and of the subtask among the targets."""
         config, batch = self.config, deal(batch)
         rows = batch.images.shape[0]
         places = config.vision.tokens(config.image_size)
@@ -478,7 +478,7 @@ _RULES = (
 )
 SHARDING_RULES = staged(_RULES, r"(language|expert)/layers/")
 """Sharding of each parameter; every parameter matches exactly one rule. Heads and hidden units are
-split over "tensor", but for the one key-value head that all queries share."""
+split over "tensor", except the one key-value head that all queries share."""
 
 PI0 = PiConfig(state_input="suffix", time="input")
 """π0's architecture at its released sizes."""

@@ -1,8 +1,8 @@
-"""openpi's π0 and π0.5: where its JAX checkpoints keep our parameters, and what its shapes tell.
+"""openpi's π0 and π0.5: where its JAX checkpoints keep our parameters, and their config.
 
-Names and axes are those of openpi's `Pi0` (Flax linen modules inside nnx): both experts' layers
-stacked in axis 0, the action expert under the suffix `_1`, keys and values in one array, gate and
-up projection in one array.
+Names and axes are those of openpi's `Pi0` (Flax linen modules inside nnx): both experts' layers are
+stacked in axis 0, the action expert has the suffix `_1`, keys and values are in one array, and so
+are gate and up projection.
 """
 
 from pathlib import Path
@@ -26,7 +26,7 @@ _LLM = "PaliGemma/llm"
 
 
 def _alike(ours: str, theirs: str, **axes: str) -> tuple[Rule, ...]:
-    """Rules for leaves that both sides name and lay out alike."""
+    """Rules for leaves that have the same name and layout on both sides."""
     return tuple(
         Rule(f"{ours}/{leaf}", f"{theirs}/{leaf}", f"{pattern} -> {pattern}")
         for leaf, pattern in axes.items()
@@ -125,20 +125,20 @@ PI05 = Table(
 
 
 def table(source: CheckpointSource) -> Table:
-    """π0's table or π0.5's, by which of the two time projections is there."""
+    """π0's table or π0.5's, depending on which of the two time projections is present."""
     return PI05 if "time_mlp_in/kernel" in source.shapes else PI0
 
 
 def config(source: CheckpointSource, horizon: int = 50) -> PiConfig:
-    """The config of the model in an openpi checkpoint, see `pi_config`."""
+    """The config of the model in an openpi checkpoint; see `pi_config`."""
     return pi_config(source, table(source), horizon)
 
 
 def export(params: PyTree, path: Path, rules: Table | None = None) -> None:
-    """Writes `path/params`, an Orbax directory that openpi restores: one tree `params`, f32, by
-    `rules`, π0's or π0.5's if None.
+    """Writes `path/params`, an Orbax directory that openpi restores: one tree `params` in f32, by
+    `rules` (π0's or π0.5's if None).
 
-    Arrays are fetched to this host. LoRA factors go as they are; `lora.for_openpi` scales them.
+    Arrays are fetched to this host. LoRA factors stay unchanged; `lora.for_openpi` scales them.
 
     Raises:
       ValueError: `path/params` exists, or openpi's models have no place for some parameter.

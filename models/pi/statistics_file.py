@@ -24,14 +24,14 @@ def read_scale(
     scaling: Scaling,
     dims: int | None = None,
 ) -> Normalizer:
-    """The scale of a feature, with what its authors add to every divisor so that it is not 0.
+    """The scale of a feature, with the authors' constant that keeps every divisor from being 0.
 
     Args:
-      dims: how many of the file's dims are the robot's, the first; all if None.
+      dims: number of the file's first dims that are the robot's; all if None.
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: it lacks the statistics, or they are no numbers, too few or of different lengths.
+      ValueError: it lacks the statistics, or they are not numbers, too few or of unequal lengths.
     """
     values, where = read_json(file), str(file)
     if "norm_stats" in values or file.name == "norm_stats.json":

@@ -2,8 +2,8 @@
 
 π0.5 (arXiv 2504.16054) first says what to do next and then does it; knowledge insulation (arXiv
 2505.23705) trains the language model on action tokens while the expert learns from its features.
-Logits over 257,152 words at every place would be the largest array of a step, so they are made for
-a few tokens at a time, where there is something to predict, and again for backward.
+Logits over 257,152 words at every place would be the largest array of a step, so they are computed
+for a few tokens at a time, where there is something to predict, and recomputed for backward.
 """
 
 from collections.abc import Callable
@@ -25,12 +25,12 @@ def cross_entropies(
     batch: PackedBatch,
     kinds: dict[str, int],
 ) -> dict[str, Float[Array, "r k"]]:
-    """Mean cross-entropy of a sample, by name of each kind of target, over its tokens but the
-    first, in nats; 0 where it has none.
+    """Mean cross-entropy of each sample, by name of each kind of target, in nats, over the kind's
+    tokens except the first; 0 where a sample has none.
 
     Args:
-      hidden: the language model's last hidden states at `batch.targets`; the one before a token
-        predicts it.
+      hidden: the language model's last hidden states at `batch.targets`; each predicts the next
+        token.
 
     Raises:
       ValueError: the batch has no places for targets.
@@ -62,8 +62,8 @@ def negative_log_likelihood(
 ) -> Float[Array, "r p"]:
     """−log softmax(hidden · embeddingᵀ) of the tokens, f32; 0 where not valid.
 
-    The embedding may be cut over "tensor" by words: a token's logit is picked by comparison, which
-    stays cut, not by an index, which would gather all logits.
+    The embedding may be sharded over "tensor" by words. A token's logit is therefore selected by
+    comparison, which stays sharded; an index would gather all logits.
     """
 
     def score(table: Array, xs: tuple[Array, Array, Array]) -> Array:
@@ -87,7 +87,7 @@ def negative_log_likelihood(
 
 
 def logits(hidden: Float[Array, "*b w"], embedding: Float[Array, "v w"]) -> Float[Array, "*b v"]:
-    """f32 scores of every word; Gemma reads and writes by one table."""
+    """f32 scores of every word; Gemma reads and writes with one table."""
     table = embedding.astype(hidden.dtype)
     return jnp.einsum("...w,vw->...v", hidden, table, preferred_element_type=jnp.float32)
 
@@ -105,9 +105,9 @@ def greedy(
     gap: int = 0,
     below: int | None = None,
 ) -> Int[Array, "r k length"]:
-    """The likeliest token after `begin`, then after that one, until every sample has met `end`;
-    `end` fills what is left, and slots without a sample. So many positions as `gap` are left out
-    behind the first token; only ids `below` are chosen."""
+    """Greedy decoding: the likeliest token after `begin`, then after that one, until every sample
+    has reached `end`. `end` fills the remaining places, and slots without a sample. `gap` positions
+    are skipped after the first token; only ids less than `below` are chosen."""
     depth, rows, _, *heads = cache.k.shape
     past = jnp.zeros((depth, rows, slots, length, *heads), cache.k.dtype)
     slot = jnp.arange(1, slots + 1)

@@ -1,9 +1,9 @@
 """Placement "colocated": environments, policy and learner in one device program.
 
-N envs, states of one traceable environment, act a number of chunks each, and the policy learns from
-all of it by PPO with nothing leaving the device: the synchronous system that asynchrony is measured
-against, and the fastest where the simulator runs on the accelerator. All that a run carries from
-one step to the next is one tree, so that it resumes exactly.
+N envs (states of one traceable environment) act a number of chunks each, and the policy learns from
+all of them by PPO; nothing leaves the device. This is the synchronous baseline for asynchrony, and
+the fastest placement where the simulator runs on the accelerator. Everything that a run carries
+from one step to the next is one tree, so a run resumes exactly.
 """
 
 from dataclasses import dataclass, replace
@@ -33,14 +33,14 @@ _IGNORED = {
     "rollout": ("groups", "group", "staleness", "deadline", "inference_devices", "snapshots"),
     "learner": ("micro",),
 }
-"""Settings of who acts and learns on the host."""
+"""Settings of acting and learning on the host."""
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class ColocatedState:
-    """All that a run carries; `step` counts the learner's steps. Draws derive from it and from what
-    `envs` says of each episode, so there is nothing else to keep."""
+    """Everything that a run carries; `step` counts the learner's steps. Random draws derive from
+    `step` and from the episodes in `envs`, so there is nothing else to keep."""
 
     step: Int[Array, ""]
     params: Params
@@ -54,8 +54,8 @@ class Colocated:
 
     Raises:
       ValueError: the policy does not fit the environment, or the configuration asks for what this
-        placement has not: group advantages, averaged parameters, tickets, staleness and micro-
-        batches, unrolls that are too long or minibatches that do not divide them.
+        placement lacks (group advantages, averaged parameters, tickets, staleness or
+        micro-batches), for unrolls that are too long, or for minibatches that do not divide them.
     """
 
     def __init__(self, policy: Policy, env: Traceable, config: RlConfig) -> None:
@@ -68,7 +68,7 @@ class Colocated:
         self._transformation = make_optimizer(self._optimizer)
 
     def init(self, params: Params) -> ColocatedState:
-        """The beginning of a run with these parameters, which it does not consume.
+        """The initial state of a run with these parameters, which are not consumed.
 
         Raises:
           ValueError: as `check_kept`.
@@ -80,13 +80,13 @@ class Colocated:
         return ColocatedState(jnp.int32(0), params, self._transformation.init(trained), envs)
 
     def step(self, state: ColocatedState) -> tuple[ColocatedState, dict[str, Array]]:
-        """An unroll and what is learnt from it; the state given is consumed.
+        """Makes an unroll and learns from it; the given state is consumed.
 
-        One program on accelerators; on CPUs `stepwise`. Metrics are scalars: of the updates, their
-        mean (`weight_mean`, `clip_fraction`, `behaviour_kl`, `loss`, `value_loss`, `grad_norm`),
-        and of the unroll `episodes` that ended, their `successes`, control `steps` acted,
-        `advantage_rms` and `explained_variance`. What placement "host" has too is named as there.
-        `finite` is false if an update's loss or gradient was not; that one was not made.
+        One program on accelerators; `stepwise` on CPUs. Metrics are scalars: means over the updates
+        (`weight_mean`, `clip_fraction`, `behaviour_kl`, `loss`, `value_loss`, `grad_norm`), and of
+        the unroll, `episodes` that ended, their `successes`, control `steps` acted, `advantage_rms`
+        and `explained_variance`. Metrics that placement "host" has too are named as there. `finite`
+        is false if an update's loss or gradient was not finite; that update was not made.
         """
         return self.stepwise(state) if jax.default_backend() == "cpu" else self.whole(state)
 
@@ -140,7 +140,7 @@ class Colocated:
         return after, jax.tree.map(jnp.mean, metrics) | finite | _outcomes(unroll, experience)
 
     def _experience(self, state: ColocatedState, unroll: Unroll) -> Experience:
-        """Decisions in one row, advantages in units of their root mean square."""
+        """Decisions along one axis, with advantages in units of their root mean square."""
         chosen = self._config.objective
         advantage = advantages(unroll, chosen.discount, chosen.gae_lambda)
         scale = jnp.sqrt(jnp.mean(advantage**2)) + 1e-8
@@ -161,8 +161,8 @@ class Colocated:
     def _update(
         self, params: Params, opt_state: Any, part: Experience, learns: Bool[Array, ""]
     ) -> tuple[tuple[Params, Any], dict[str, Array]]:
-        """Parameters and optimizer's state after an update, of the value head alone unless the
-        policy `learns`; as they were where loss or gradient is not finite."""
+        """Parameters and optimizer state after an update, which changes only the value head unless
+        the policy `learns`. They stay unchanged if loss or gradient is not finite."""
         moving, trained = select(self._optimizer, params)
 
         def loss(wanted: Params) -> tuple[Array, Terms]:
@@ -174,7 +174,7 @@ class Colocated:
                 part.observed,
                 self._config.flow,
             )
-            # who acted is also the proximal policy: the step began with it
+            # the policy that acted is also the proximal one: the step began with it
             behaviour = jnp.asarray(part.drawn.log_prob)
             terms = loss_terms(self._config.objective, found, part, part.version, behaviour)
             return terms.loss / terms.weight, terms
@@ -212,7 +212,7 @@ def advantages(unroll: Unroll, discount: float, gae_lambda: float) -> Float[Arra
 
 
 def env_seeds(config: RlConfig) -> UInt32[np.ndarray, " n"]:
-    """Seeds of each env's episodes; none is one that a policy is judged by."""
+    """Seeds of each env's episodes; none is one that policies are evaluated on."""
     envs = range(config.colocated.envs)
     seeds = [np.random.default_rng((config.seed, i)).integers(TRAIN_SEEDS.stop) for i in envs]
     return np.array(seeds, np.uint32)

@@ -24,8 +24,8 @@ class OnDevice:
     """See `rl.run.Placement`.
 
     Raises:
-      ValueError: the suite is no environment on a device, or evaluates seeds that are learnt from;
-        the run has several tasks; or policy, environment and config do not fit each other.
+      ValueError: the suite is not an environment on a device, or evaluates seeds that are learnt
+        from; the run has several tasks; or policy, environment and config do not fit together.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class OnDevice:
         self._decisions = config.colocated.envs * config.colocated.unroll
         key = jax.random.fold_in(jax.random.key(config.seed), 1)
         params = flow_policy.init(policy.model, policy.params, key, config.flow)
-        # committed, as every step leaves it: a state of another kind is compiled for again
+        # committed, as every step leaves it; any other state would be compiled for again
         self._state = jax.device_put(self._program.init(params), jax.local_devices()[0])
 
     def run(

@@ -1,8 +1,8 @@
-"""N envs, states of one traceable environment, act a number of chunks each, on the device.
+"""N envs (states of one traceable environment) act a number of chunks each, on the device.
 
-An episode that ends within a chunk leaves the rest of it unacted, and the env's next chunk begins
-a fresh one. What was seen when time ran out is kept, so that its value can stand for what would
-have come (Pardo et al., arXiv 1712.00378).
+If an episode ends within a chunk, the rest of the chunk is not executed, and the env's next chunk
+begins a new episode. The observation at which time ran out is kept, so that its value can stand for
+the rewards that would have followed (Pardo et al., arXiv 1712.00378).
 """
 
 from collections.abc import Callable, Iterable
@@ -30,23 +30,23 @@ _WORDING, _NOISE = 0, 1
 
 
 class Traceable(Environment, Protocol):
-    """An `Environment` whose methods can be traced too; its state names the episodes by `seed` [n]
-    and `episode` [n], and tells `step` [n], how many steps they have had."""
+    """An `Environment` whose methods can also be traced. Its state identifies the episodes by
+    `seed` [n] and `episode` [n], and counts their steps in `step` [n]."""
 
     image_size: int
     """Edge of observed pictures, pixels."""
 
     def pure_reset(self, seeds: UInt32[Array, " n"]) -> State:
-        """`reset`, to trace."""
+        """Traceable `reset`."""
 
     def pure_observe(self, state: State) -> Observation:
-        """`observe`, to trace."""
+        """Traceable `observe`."""
 
     def pure_pictures(self, scene: Scene) -> Array:
-        """`pictures`, to trace."""
+        """Traceable `pictures`."""
 
     def pure_step(self, state: State, actions: Float[Array, "n t a"]) -> tuple[State, Transition]:
-        """`step_chunk`, to trace."""
+        """Traceable `step_chunk`."""
 
 
 class Unroll(NamedTuple):
@@ -60,22 +60,22 @@ class Unroll(NamedTuple):
     terminated: Bool[Array, "t n"]
     """The episode ended in this chunk."""
     truncated: Bool[Array, "t n"]
-    """Its time ran out in this chunk; never both."""
+    """Its time ran out in this chunk; never true together with `terminated`."""
     following: Float[Array, "t n"]
-    """Value of what was seen after each chunk: 0 where the episode ended, that of the last sight
-    of it where time ran out."""
+    """Value of the observation after each chunk: 0 where the episode terminated; where time ran
+    out, that of its last observation."""
     observed: Any
     """See `Experience.observed`."""
 
 
 @dataclass(frozen=True)
 class PolicyEnvs:
-    """A policy over n envs at once. Every draw derives from (seed, the env's seed, episode,
-    step) alone, so that an env does the same beside any others.
+    """A policy over n envs at once. Every random draw derives only from (seed, the env's seed,
+    episode, step), so an env does the same beside any other envs.
 
     Raises:
       ValueError: the policy does not fit the environment, or an unroll has so many chunks that an
-        env could run out of time twice in it.
+        env could run out of time twice during it.
     """
 
     env: Traceable
@@ -101,7 +101,7 @@ class PolicyEnvs:
         self._robot.check_traced()
 
     def act(self, params: Params, state: State) -> tuple[State, Unroll]:
-        """An unroll, to trace: scans over chunks and their steps."""
+        """An unroll, traceable: scans over chunks and their steps."""
 
         def step(carry: Any, action: Float[Array, "n a"]) -> tuple[Any, Any]:
             return _held(carry, *self.env.pure_step(carry[0], action[:, None]))
@@ -109,8 +109,8 @@ class PolicyEnvs:
         return self._acted(params, state, jax.lax.scan, self._look, step, self._settle)
 
     def act_stepwise(self, params: Params, state: State) -> tuple[State, Unroll]:
-        """The same, not to trace but a compiled step at a time: a loop around it costs nothing on
-        CPUs, where environments then advance in groups on threads."""
+        """The same as `act`, not traceable but one compiled step at a time. A Python loop costs
+        nothing on CPUs, where environments can then advance in groups on threads."""
         look, held, settle = self._compiled
 
         def step(carry: Any, action: Float[Array, "n a"]) -> tuple[Any, Any]:
@@ -207,7 +207,7 @@ class PolicyEnvs:
 
 
 class _Told(NamedTuple):
-    """The policy's inputs when it drew a chunk; `wording` in [0, 1) is its prompt's."""
+    """The policy's inputs when it drew a chunk; `wording` in [0, 1) selects the prompt's."""
 
     batch: PackedBatch
     goal: Int[Array, " n"]
@@ -234,7 +234,7 @@ def _held(
 def _looped(
     step: Callable[[Any, Any], tuple[Any, Any]], carry: Any, each: Iterable[Any]
 ) -> tuple[Any, Any]:
-    """`jax.lax.scan` without a program."""
+    """`jax.lax.scan` as a Python loop."""
     parts = []
     for x in each:
         carry, part = step(carry, x)

@@ -1,9 +1,9 @@
-"""Acting in RL: prepared observations in, random chunks with the record of how they were drawn out,
-under parameters given with every call, so that the caller knows which version acted.
+"""Acting in RL: prepared observations go in, and random chunks come out, with the record of how
+they were drawn. Parameters are given with every call, so that the caller knows which version acted.
 
-Observations are prepared by `models.robot_policy` and batches are `models.policy`'s: few sizes, few
-text lengths, and a row answers to its own observation and key alone. `partial(actor.answer,
-params)` is what a `Batcher` runs.
+Observations are prepared by `models.robot_policy`. Batches are those of `models.policy`: few sizes,
+few text lengths, and a row's answer depends only on its own observation and key. A `Batcher` runs
+`partial(actor.answer, params)`.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ from sim.protocol import Observation
 
 
 class Answer(NamedTuple):
-    """A chunk to act, in the robot's units, and how it was drawn (numpy, one row)."""
+    """A chunk to execute, in the robot's units, and how it was drawn (numpy, one row)."""
 
     actions: Float[np.ndarray, "h a"]
     drawn: SampledChunk
@@ -35,7 +35,8 @@ class Answer(NamedTuple):
 class FlowActor:
     """`robot` gives the model, the preparation and the sizes of batches; its parameters and steps
     are not used. Parameters, as `flow_policy.init` makes them, come with each call: arrays on the
-    device, of one dtype and sharding from call to call, as each other kind is compiled again.
+    device, with the same dtypes and shardings from call to call, because any other kind is compiled
+    again.
     """
 
     robot: RobotPolicy
@@ -43,7 +44,7 @@ class FlowActor:
 
     @property
     def policy(self) -> Policy:
-        """The robot's."""
+        """The robot's policy."""
         return self.robot.policy
 
     @property
@@ -60,8 +61,8 @@ class FlowActor:
         return flow_policy.init(self.policy.model, policy, key, self.flow, value=value)
 
     def answer(self, params: Params, requests: Sequence[Request]) -> list[Answer]:
-        """One for each request; with a single size of batches, a request's answer depends on it and
-        its key alone, to the bit.
+        """One answer for each request. With a single batch size, an answer depends only on its
+        request and key, bit for bit.
 
         Raises:
           ValueError: a request continues a chunk.
@@ -95,8 +96,8 @@ class FlowActor:
         text: int | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """Compiles `answer` and `values` ahead, as `Policy.warm` does, for texts as long as the
-        robot's prompts need if `text` is None."""
+        """Compiles `answer` and `values` in advance, as `Policy.warm` does; if `text` is None, for
+        texts as long as the robot's prompts need."""
 
         def compute(requests: list[Request]) -> None:
             self.answer(params, requests)

@@ -1,5 +1,5 @@
-"""Micro-batches of a fixed number of rows from tickets, as these are completed, with what each
-decision was worth: nothing waits for a step's last ticket.
+"""Micro-batches with a fixed number of rows, made from tickets as these are completed, with the
+worth of each decision. Nothing waits for a step's last ticket.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,12 +16,12 @@ from rl.objectives import LIMIT, check
 from rl.records import Decision, Experience, SampledChunk, Ticket, Trajectory
 
 Pack = Callable[[list[Sample]], PackedBatch]
-"""Lays samples out, one a row, in one of few shapes, such as a policy does."""
+"""Function that packs samples, one per row, in one of few shapes, as a policy does."""
 Evaluate = Callable[
     [Experience],
     tuple[Float[Array | np.ndarray, "n h a"], Float[Array | np.ndarray, " n"]],
 ]
-"""log π and value that the learner's policy gives to what others drew."""
+"""log π and value, by the learner's policy, of chunks that other versions drew."""
 
 
 class MicroBatch(NamedTuple):
@@ -29,7 +29,7 @@ class MicroBatch(NamedTuple):
 
     experience: Experience
     tickets: tuple[int, ...]
-    """Tickets that its decisions are from."""
+    """Tickets that its decisions come from."""
 
 
 class _Row(NamedTuple):
@@ -47,17 +47,17 @@ def micro_batches(
     size: int,
     evaluate: Evaluate | None = None,
 ) -> Iterator[MicroBatch]:
-    """A step's decisions in the order of the tickets given, `size` rows at a time, each batch as
-    soon as it is full; the last one is filled up with rows of weight 0.
+    """Yields a step's decisions in the order of `tickets`, `size` rows at a time, each batch as
+    soon as it is full. The last batch is padded with rows of weight 0.
 
-    Rows of padding repeat a real one, so that no model meets an empty observation. Decisions count
-    alike, but with advantages of groups episodes do (the 1/|o| of GRPO's objective, arXiv
-    2402.03300, equation 3): what fails goes on to the end, and its many decisions would drown the
-    few that made another succeed.
+    Rows of padding repeat a real row, so that no model gets an empty observation. All decisions
+    have equal weight. With group advantages, all episodes have equal weight instead (the 1/|o| of
+    GRPO's objective, arXiv 2402.03300, equation 3): a failing episode runs to the end, and its many
+    decisions would outweigh the few that made another episode succeed.
 
     Args:
-      tickets: of one step, perhaps waiting for each.
-      evaluate: for V-trace, of the policy at the beginning of the step.
+      tickets: those of one step; the iterable may wait for each.
+      evaluate: for V-trace: evaluates the policy at the beginning of the step.
 
     Raises:
       ValueError: the configuration makes no sense, or a reward, value or log-probability is not
@@ -129,7 +129,7 @@ def _worth(
 def _evaluated(
     rows: Sequence[_Row], pack: Pack, size: int, evaluate: Evaluate
 ) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
-    """Values and whole chunks' ratios of the learner's policy."""
+    """Values, and ratios of whole chunks, of the learner's policy."""
     values, ratios = [], []
     for first in range(0, len(rows), size):
         experience = _batch(rows[first : first + size], pack, size).experience

@@ -1,7 +1,7 @@
 """The host-asynchronous runtime: slots act, the policy answers and the learner learns, each on
-threads of its own, none waiting for more than it needs.
+threads of its own, and none waits for more than it needs.
 
-Asynchrony has three levels (RL-VLA3, arXiv 2602.05765), each of which can be left out: slots that
+Asynchrony has three levels (RL-VLA3, arXiv 2602.05765), each of which can be turned off: slots that
 wait for no other slot, acting that runs ahead of learning, learning that begins before a step is
 complete. The first error of any thread ends the run.
 """
@@ -28,7 +28,7 @@ from rl.records import Ticket
 from sim.protocol import Slots, Start
 
 _ENDING = 8.0
-"""Seconds in which threads are to end after an error; what computes longer is left to itself."""
+"""Seconds that threads have to end after an error; those that compute longer are abandoned."""
 
 
 class Stopped(Exception):
@@ -40,17 +40,17 @@ class Learner(Protocol):
 
     @property
     def params(self) -> Any:
-        """Parameters now; only `Weights.publish` reads them before the next `update`."""
+        """Current parameters; only `Weights.publish` reads them before the next `update`."""
 
     def add(self, experience: Any) -> None:
-        """The gradient of a part of the step."""
+        """Adds the gradient of a part of the step."""
 
     def update(self) -> dict[str, float]:
-        """Ends the step; metrics."""
+        """Ends the step; returns metrics."""
 
 
 class Inference(NamedTuple):
-    """Place where the policy acts: its actor, and how versions get there, see `Weights.reader`."""
+    """Place where the policy acts: its actor, and how versions get there (see `Weights.reader`)."""
 
     actor: Actor
     place: Callable[[Any], Any] = lambda params: params
@@ -65,7 +65,7 @@ class StepResult:
     metrics: dict[str, float]
     """The learner's own."""
     lags: dict[int, int]
-    """Decisions by how many updates the policy that drew them was behind the one that learnt."""
+    """Number of decisions by lag: updates by which the learner was ahead of their policy."""
     episodes: int
     successes: int
     returns: float
@@ -76,18 +76,18 @@ class StepResult:
     """Seconds since the last step ended."""
     counts: Counts
     waited: float
-    """Seconds that slots were held back by the bound on staleness, all together, so far."""
+    """Seconds that the bound on staleness has held slots back so far, summed over slots."""
     latency: float
-    """Seconds from publishing the last version that was taken until it was ready to act; 0 if none
-    was."""
+    """Seconds from the publication of the last version that was taken over until it was ready to
+    act; 0 if none was."""
     batches: tuple[Statistics, ...]
     """Statistics of the batches at each place where the policy acts."""
     state: dict[str, Any]
-    """State that `run_host` needs to go on from here, as JSON; besides the learner's."""
+    """State that `run_host` needs, besides the learner's, to resume from here, as JSON."""
 
 
 def check_state(found: Any, version: int) -> None:
-    """Raises ValueError, with the field, unless `found` can be `StepResult.state` after so many
+    """Raises ValueError, with the field, unless `found` can be `StepResult.state` after `version`
     updates."""
     staleness_control, counts = entry(found, "admission"), entry(found, "counts")
     waited = entry(staleness_control, "waited")
@@ -107,10 +107,10 @@ def check_state(found: Any, version: int) -> None:
 class HostSystem:
     """Simulators, policy and learner of a `run_host`.
 
-    `slots`: one thread each. `inference`: one thread each, of which number i answers the slots
-    i, i + n, …, counted over all of `slots`; they take a new version over one after the other.
-    `starts`: ticket -> where its episodes start, a matter of its number alone. `batches`: a step's
-    tickets, as they complete -> what `learner.add` takes.
+    `slots`: one thread each. `inference`: one thread each; number i of n answers the slots
+    i, i + n, …, counted over all of `slots`. They take a new version over one after the other.
+    `starts`: ticket -> where its episodes start, which depends only on the ticket's number.
+    `batches`: a step's tickets, as they complete -> what `learner.add` takes.
     """
 
     slots: Sequence[Slots]
@@ -148,21 +148,21 @@ def run_host(
     timeline: SpanLog | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Learns until the policy has had `config.steps` updates, from the version that the system's
-    weights hold.
+    """Learns until the policy has had `config.steps` updates, starting from the version that the
+    system's weights hold.
 
-    JAX's settings that hold for one thread (a mesh, a default device) do not reach the threads that
-    this starts. The slots can be used again afterwards, but if it fails they are closed.
+    JAX settings that apply to one thread (a mesh, a default device) do not reach the threads that
+    this function starts. The slots can be used again afterwards, but they are closed if it fails.
 
     Args:
       resume: `StepResult.state` of the step that the learner and the weights were restored from.
       on_step: called after each step, on the learner's thread, while the slots act.
-      told: whether to stop, asked on this thread twice a second.
+      should_stop: whether to stop; called on this thread twice a second.
 
     Raises:
       ValueError: a start's task is in none of the slots, or `resume` is of another version.
       RuntimeError: an episode was lost or learnt from twice, or a decision is older than allowed.
-      Stopped: as told; the learner may still be at an update.
+      Stopped: `should_stop` said so; the learner may still be computing an update.
       BaseException: the first that any thread raised, or KeyboardInterrupt, within 10 s.
     """
     host = _Host(system, config, resume, timeline or Untimed())
@@ -195,7 +195,7 @@ class _Tally:
     acted: int = 0
 
     def noting(self, tickets: Iterable[Ticket]) -> Iterator[Ticket]:
-        """The same tickets."""
+        """Yields the same tickets, and counts them."""
         for ticket in tickets:
             if self.step - ticket.oldest > self.staleness:
                 raise RuntimeError(
@@ -254,7 +254,7 @@ class _Host:
             first += some.count
 
     def learn(self, on_step: Callable[[StepResult], None]) -> None:
-        """All steps that are left."""
+        """Makes all steps that are left."""
         ended = time.monotonic()
         for step in range(self._system.weights.version, self._config.steps):
             tally = _Tally(step, self._config.rollout.staleness)
@@ -339,7 +339,7 @@ class _Host:
 
 
 def _known(system: HostSystem) -> Callable[[int], Start]:
-    """The system's starts, of which each must be in a task that its slots have."""
+    """The system's starts; each must be in a task that its slots have."""
     tasks = {task for some in system.slots for task in some.spec.tasks}
 
     def known(ticket: int) -> Start:
@@ -362,7 +362,7 @@ def _conduct(
     trajectories: TrajectoryBuffer,
     should_stop: Callable[[], bool],
 ) -> None:
-    """Runs all until the learner is done or somebody fails, and ends all in any case."""
+    """Runs all threads until the learner is done or one of them fails, then ends all."""
     errors: list[BaseException] = []
     over = threading.Event()
 
@@ -390,7 +390,7 @@ def _conduct(
     try:
         for thread in threads:
             thread.start()
-        while not over.wait(0.5):  # not forever: only between waits is a signal sure to be seen
+        while not over.wait(0.5):  # not forever: signals are sure to be seen only between waits
             if should_stop():
                 raise Stopped
     except BaseException as error:  # Ctrl-C

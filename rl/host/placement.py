@@ -1,5 +1,5 @@
 """Placement "host" as a run: simulators, the policy and the learner on threads of their own
-(`rl.host.loop`), around one device or a mesh of them; simulators and policy may be those of workers
+(`rl.host.loop`), around one device or a mesh of them; simulators and policy may also run in workers
 elsewhere."""
 
 import threading
@@ -53,7 +53,7 @@ _PATIENCE = 600.0
 def on_host(
     policy: Policy, suite: Suite, tasks: tuple[str, ...], config: RlConfig, directory: Path
 ) -> Iterator["OnHost"]:
-    """Opens the slots, which close with the block; leaves timeline.json in the directory."""
+    """Opens the slots, which close with the block; writes timeline.json to the directory."""
     count = suite.count(config.rollout.slots, most_episodes(config))
     with (
         closing(suite.open(tasks, count, suite.edge(policy.model.config.image_size))) as slots,
@@ -69,7 +69,7 @@ def most_episodes(config: RlConfig) -> int:
 
 @contextmanager
 def traced(made: "OnHost", directory: Path) -> Iterator["OnHost"]:
-    """Leaves its timeline.json in the directory."""
+    """Writes its timeline.json to the directory when the block ends."""
     try:
         yield made
     finally:
@@ -81,17 +81,17 @@ class Worker(rollout.Actor, Protocol):
     """A policy that acts in another process."""
 
     def start(self, make: Callable[[], FlowActor], local: FlowActor) -> None:
-        """Begins to make what answers there; `local` prepares here."""
+        """Begins to build the actor that answers there; `local` prepares observations here."""
 
     def hold(self, moving: Any, base: Any) -> Any:
-        """A version of the parameters, as `Elsewhere.stage` left it, becomes one there."""
+        """Makes a version of the parameters, as `Elsewhere.stage` left it, available there."""
 
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Other processes that take part: `workers` act (devices of this process if there are none),
-    `stage` hands parameters to them, see `Weights`, `replaced` counts those of all kinds that were
-    replaced so far, and `spec` is the slots' but for what tells which process has them."""
+    """Other processes that take part. `workers` act (if there are none, devices of this process
+    do). `stage` hands parameters to them, see `Weights`. `replaced` counts workers of all kinds
+    replaced so far. `spec` is that of the slots, without what identifies their process."""
 
     workers: Sequence[Worker]
     stage: Callable[[Any], Any]
@@ -241,7 +241,7 @@ class _Learning:
         self.whole.set()
 
     def halt(self, seconds: float) -> bool:
-        """Lets no other update begin; False if the one under way is not whole by then."""
+        """Lets no other update begin; False if the current one is not complete after `seconds`."""
         with self._deciding:
             self._halted = True
         return self.whole.wait(seconds)
@@ -268,8 +268,8 @@ class _Learning:
 
 
 def split_devices(acting: int) -> tuple[list[jax.Device], list[jax.Device]]:
-    """Learners' devices, of all processes, and actors', of this process: its last so many, or for 0
-    its first, which learns too.
+    """The learner's devices, of all processes, and the actors' devices, of this process: its last
+    `acting` devices, or, if that is 0, its first, which then also learns.
 
     Raises:
       ValueError: none are left to learn.
@@ -290,26 +290,26 @@ def split_devices(acting: int) -> tuple[list[jax.Device], list[jax.Device]]:
 
 
 def _unstaged(params: Any) -> Any:
-    """Parameters as they are, for who acts in this process."""
+    """The parameters unchanged, for actors in this process."""
     return params
 
 
 def _bare(robot: RobotPolicy) -> RobotPolicy:
-    """Without parameters and what was compiled or read, to be sent elsewhere."""
+    """The robot without parameters or anything compiled or read, to be sent elsewhere."""
     policy, processor = robot.policy, replace(robot.processor)
     model = policy.model.config.build()
     return replace(robot, policy=replace(policy, model=model, params=None, processor=processor))
 
 
 def batch_sizes(count: int) -> tuple[int, ...]:
-    """Powers of two up to as many as can wait at a time."""
+    """Powers of two below the number that can wait at a time, and that; at most `_LARGEST`."""
     most = min(count, _LARGEST)
     return (*(2**k for k in range(most.bit_length()) if 2**k < most), most)
 
 
 class _Totals(NamedTuple):
-    """Sums over a run so far, of which a step's own are the differences. Batches and
-    workers count from the beginning of this process, the rest from that of the run."""
+    """Sums over a run so far; a step's own values are their differences. Batches and workers are
+    counted from the beginning of this process, the rest from the beginning of the run."""
 
     items: float = 0
     rows: float = 0
@@ -329,7 +329,7 @@ class _Totals(NamedTuple):
 
     @classmethod
     def recorded(cls, state: Any) -> "_Totals":
-        """Sums that a run goes on from, `StepResult.state` or None."""
+        """Sums that a run continues from, given a `StepResult.state` or None."""
         if state is None:
             return cls()
         return cls(reruns=state["counts"]["reruns"], waited=state["admission"]["waited"])

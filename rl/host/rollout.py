@@ -1,9 +1,10 @@
-"""Acting over `Slots` without a barrier: each slot's observation goes to the policy when it comes,
-its chunk to the slot when it is there, and the next episode begins when admission lets it.
+"""Acting over `Slots` without a barrier: each slot's observation goes to the policy when it
+arrives, its chunk goes to the slot when it is ready, and the next episode begins when admission
+allows it.
 
-What RL-VLA3 (arXiv 2602.05765) does with a thread for each slot, one thread does for all slots of a
-`Slots`, which only one may tell and poll. Everything drawn derives from an episode's start, ticket
-and member, so its trajectory is the same in any slot, beside any others, for equal weights.
+RL-VLA3 (arXiv 2602.05765) uses a thread for each slot. Here one thread serves all slots of a
+`Slots`, because only one thread may use it. All random draws derive from an episode's start, ticket
+and member, so with equal weights its trajectory is the same in any slot, beside any others.
 """
 
 import threading
@@ -30,7 +31,7 @@ from sim.acting import NotFinite
 from sim.protocol import Observation, Outcome, Slots, Spec
 
 RERUNS = 3
-"""Restarts of an episode whose simulator failed."""
+"""Maximum number of restarts of an episode whose simulator failed."""
 
 
 class Actor(Protocol):
@@ -41,8 +42,8 @@ class Actor(Protocol):
         """Rows of the batches that it computes."""
 
     def prepare(self, observation: Observation, prompt: str, key: tuple[int, int]) -> Request:
-        """One observation ([c h w 3] and [s]); all that is random about its chunk derives from the
-        key."""
+        """Prepares one observation ([c h w 3] and [s]); all randomness of its chunk derives from
+        the key."""
 
     def answer(
         self, params: Any, requests: Sequence[Request]
@@ -52,7 +53,7 @@ class Actor(Protocol):
 
 
 class SpanLog(Protocol):
-    """Record of each lane's work over time; without a cause it is work."""
+    """Record of what each lane does over time: work, or, with a cause, a wait."""
 
     def mark(self, lane: str, what: str | None, cause: Any = None) -> None: ...
 
@@ -63,10 +64,10 @@ class Untimed:
     """A `SpanLog` that keeps nothing."""
 
     def mark(self, lane: str, what: str | None, cause: Any = None) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def span(self, lane: str, what: str, cause: Any = None) -> AbstractContextManager[None]:
-        """Nothing."""
+        """Does nothing."""
         return nullcontext()
 
 
@@ -86,8 +87,8 @@ class Answered(NamedTuple):
 
 
 def key_of(place: GroupMember, step: int) -> tuple[int, int]:
-    """Words of the key of a policy's draws at a step of an episode, 32 bits each: as `Start.key`,
-    but members of a group differ, and so do tickets that share a start."""
+    """32-bit words of the key for a policy's draws at a step of an episode: as `Start.key`, but
+    members of a group differ, and so do tickets that share a start."""
     start = place.start
     name = f"{start.seed} {start.task} {place.ticket} {place.member}"
     return zlib.crc32(name.encode()), step
@@ -97,15 +98,15 @@ class Rollout:
     """Acts in all slots of one `Slots`, on the thread that calls `run`.
 
     Args:
-      slots: told by that thread alone.
-      batchers: what answers, each the slots whose number modulo theirs is its own; they may serve
-        other rollouts too.
+      slots: used by that thread alone.
+      batchers: answer the slots; batcher i of n answers those whose number is i modulo n. They may
+        serve other rollouts too.
       prepare: `Actor.prepare`.
-      execute: steps acted of each chunk.
+      replan_steps: steps executed of each chunk.
       sparse: the only reward is 1, for the step at which the goal is first reached.
-      values: the policy has a value head, which is asked about the last observation where time ran
+      values: the policy has a value head, which is asked about the last observation if time ran
         out.
-      together: no slot goes on before all have reported and been answered, as in synchronous RL;
+      together: no slot continues before all have reported and been answered, as in synchronous RL;
         slots that move in lockstep always do.
       first: number of the first slot in the timeline.
     """
@@ -143,7 +144,7 @@ class Rollout:
         self._stopped = self._over = False
 
     def coming(self, batcher: int) -> int:
-        """Slots that may ask this batcher something before they are answered; from any thread."""
+        """Number of slots at work that may ask this batcher next; callable from any thread."""
         return self._coming[batcher]
 
     def run(self) -> None:
@@ -178,17 +179,17 @@ class Rollout:
                 self._arrivals.drop(episode.place)
 
     def wake(self) -> None:
-        """Tells of news: a version, or an answer; from any thread."""
+        """Signals news (a version, or an answer); callable from any thread."""
         self._news.set()
         self._slots.wake()
 
     def stop(self) -> None:
-        """Ends `run`; from any thread."""
+        """Ends `run`; callable from any thread."""
         self._stopped = True
         self.wake()
 
     def _collect(self) -> None:
-        """Answers that have come since."""
+        """Collects the answers that have come since the last call."""
         while self._inbox:
             slot, future = self._inbox.popleft()
             self._waiting -= 1
@@ -242,7 +243,7 @@ class Rollout:
 
     def _ask(self) -> None:
         """Submits new observations to the policy. A slot counts as coming until the batcher has its
-        observation, so that no batch leaves without those that come at once."""
+        observation, so that no batch leaves without observations that come at the same time."""
         for slot in self._asking:
             episode = self._acting[slot]
             self._mark(slot, "wait for the policy", "inference")
@@ -342,7 +343,7 @@ class _Episode:
     request: Request | None = None
     """The last request to the policy."""
     answered: Answered | None = None
-    """Its answer, while that is being executed."""
+    """The answer to it, while its chunk is being executed."""
     decisions: list[Decision] = field(default_factory=list)
 
     @property
@@ -351,7 +352,7 @@ class _Episode:
         return f"Task '{self.place.start.task}', seed {self.place.start.seed}, step {self.steps}"
 
     def add(self, outcome: Outcome, spec: Spec, sparse: bool) -> None:
-        """Takes note of what came of the last chunk, or of the beginning."""
+        """Records the outcome of the last chunk, or of the beginning."""
         for what, found in (("reward", outcome.reward), ("state", outcome.observation.state)):
             if not np.isfinite(found).all():
                 raise ValueError(

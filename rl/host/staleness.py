@@ -1,9 +1,9 @@
 """Admission of episodes: bounds how far acting runs ahead of learning.
 
 AReaL (arXiv 2505.24298) admits by capacity, and its staleness is a mean; here the bound is hard.
-Tickets are numbered, a step's are known by their numbers, and one may begin only if its step's
-learner will be at most `staleness` updates ahead of those who act in it: acting is paced, and
-nothing is discarded.
+Tickets are numbered, and their numbers determine their step. A ticket may begin only if its step's
+learner will be at most `staleness` updates ahead of the policies that act in it, so acting is
+paced, and nothing is discarded.
 """
 
 import threading
@@ -31,21 +31,21 @@ def draw_start(seed: int, ticket: int, tasks: tuple[str, ...], seeds: range) -> 
 
 
 class StalenessControl:
-    """Hands out episodes in the order of their tickets, each once; from any thread.
+    """Hands out episodes in the order of their tickets, each once; callable from any thread.
 
     Ticket i may begin once the policy has had ⌊i / tickets⌋ - staleness updates, and ends before
     its step's update, so no more than (staleness + 1)·tickets are ever under way.
 
     Args:
-      starts: ticket -> its start; a matter of the number alone.
-      tickets: of a learner's step.
-      group: episodes of a ticket.
-      steps: of the whole run; no ticket of a later one is handed out.
-      version: updates that the policy had so far: its first tickets are those of that step.
-      clock: seconds, never going back.
+      starts: ticket -> its start, which depends only on the ticket's number.
+      tickets: number of tickets in a learner's step.
+      group: number of episodes in a ticket.
+      steps: number of steps of the whole run; no ticket of a later step is handed out.
+      version: number of updates that the policy has had; the first tickets are those of that step.
+      clock: returns seconds that never decrease.
 
     Attributes:
-      version: updates of the policy that those who act have, or can have at once.
+      version: number of updates of the policy that actors have, or can have at once.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class StalenessControl:
         now. `who` asks again after `advance`, and its time until then counts as waiting.
 
         Raises:
-          BaseException: that which it was closed with.
+          BaseException: the error that it was closed with.
         """
         with self._changed:
             if self._error is not None:
@@ -118,19 +118,19 @@ class StalenessControl:
 
     @property
     def waited(self) -> float:
-        """Seconds that all who asked have been kept waiting, together."""
+        """Seconds that callers have been kept waiting, in total."""
         with self._changed:
             now = self._clock()
             return self._waited + sum(now - since for since in self._since.values())
 
     def close(self, error: BaseException) -> None:
-        """Hands out nothing more: whoever asks is told the error, the first one."""
+        """Hands out nothing more: callers get the error of the first `close`."""
         with self._changed:
             self._error = self._error or error
 
     def state(self) -> dict[str, Any]:
-        """Keyword arguments with which another goes on: episodes of tickets that are not learnt
-        from begin again."""
+        """Keyword arguments for another `StalenessControl` that continues; episodes of tickets that
+        were not learnt from begin again."""
         return {"version": self.version, "waited": self.waited}
 
     @property

@@ -1,11 +1,12 @@
 """Spans of work and waits in a run by lane, idle time by cause, and a trace that Perfetto shows.
 
-A lane is one thing that does one thing at a time: "slot 3", "inference", "learner 0". Idle time is
-attributed by what the slots do in the meantime, each the same share of it. A slot that steps makes
-it environment-bound. One that waits for its chunk makes it inference-bound while a policy is at
-work, otherwise environment-bound: it waits for other slots to be answered with. One that admission
-holds back makes it learner-bound while a learner works, otherwise inference-bound while every
-policy is at work, otherwise staleness-bound: only a larger bound would let it act.
+A lane is something that does one thing at a time: "slot 3", "inference", "learner 0". Idle time is
+attributed by what the slots do in the meantime; every slot decides about the same share of it. A
+slot that steps makes its share environment-bound. A slot that waits for its chunk makes it
+inference-bound while a policy is at work, otherwise environment-bound, because the slot waits for
+others that are answered in the same batch. A slot that admission holds back makes it learner-bound
+while a learner works, otherwise inference-bound while every policy is at work, otherwise
+staleness-bound: only a larger bound would let it act.
 """
 
 import json
@@ -22,7 +23,7 @@ Cause = Literal["environment", "inference", "learner", "staleness"]
 
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 UNATTRIBUTED = "unattributed"
-"""Cause of what was idle while there were no slots, or all of them were at rest."""
+"""Cause of idle time while there were no slots, or all of them were at rest."""
 
 _REMEDIES: dict[str, str] = {
     "environment": "add slots, or act more steps of each chunk",
@@ -73,10 +74,10 @@ class Summary:
     seconds: float
     lanes: dict[str, Use]
     resting: Use
-    """Use of a lane that has done nothing, as one that is still to appear."""
+    """Use of a lane that has done nothing, such as one that has not appeared yet."""
 
     def kinds(self) -> dict[str, Use]:
-        """Lanes of a kind together, by the first word of their names."""
+        """Use of all lanes of a kind together; the kind is the first word of their names."""
         found: dict[str, list[Use]] = defaultdict(list)
         for lane, use in self.lanes.items():
             found[_kind(lane)].append(use)
@@ -113,10 +114,10 @@ class Summary:
 class Timeline:
     """Spans of a run, by lane; any thread may add some.
 
-    Totals are exact however long the run; of single spans the last `capacity` are kept.
+    Totals are exact, however long the run is; only the last `capacity` single spans are kept.
 
     Args:
-      clock: seconds, never going back.
+      clock: returns seconds that never decrease.
     """
 
     def __init__(
@@ -127,15 +128,15 @@ class Timeline:
         self._began = self._now = clock()
         self._spans: deque[Span] = deque(maxlen=capacity)
         self._lanes: dict[str, _Lane] = {}
-        self._slots = [0] * len(CAUSES)  # how many are at each
+        self._slots = [0] * len(CAUSES)  # how many slots have each cause
         self._policies = 0  # inference lanes
         self._inferring = self._learning = 0  # lanes that work
         self._put = [0.0] * 3 * len(CAUSES)
 
     @contextmanager
     def span(self, lane: str, what: str, cause: Cause | None = None) -> Iterator[None]:
-        """The lane is at it until the block ends; with a cause it waits for that. Spans of a lane
-        nest, the innermost counts."""
+        """The lane does `what` until the block ends; with a cause, it waits for that. Spans of a
+        lane nest, and the innermost counts."""
         opened = _Open(what, cause)
         with self._lock:
             self._change(lane, add=opened)
@@ -146,8 +147,8 @@ class Timeline:
                 self._change(lane, drop=opened)
 
     def mark(self, lane: str, what: str | None, cause: Cause | None = None) -> None:
-        """The lane is at it from now until it is marked again, at nothing if None; for what begins
-        and ends in different places."""
+        """The lane does `what` (nothing if None) from now until it is marked again; for spans that
+        begin and end in different places of the code."""
         with self._lock:
             self._change(lane, add=None if what is None else _Open(what, cause), drop="all")
 
@@ -163,7 +164,7 @@ class Timeline:
             )
 
     def spans(self) -> list[Span]:
-        """The last that have ended, in that order."""
+        """The last spans that have ended, in the order in which they ended."""
         with self._lock:
             return list(self._spans)
 
@@ -192,7 +193,7 @@ class Timeline:
         return {"traceEvents": names + events, "displayTimeUnit": "ms"}
 
     def write(self, path: Path) -> None:
-        """The trace as a file for https://ui.perfetto.dev."""
+        """Writes the trace as a file for https://ui.perfetto.dev."""
         path.write_text(json.dumps(self.trace()))
 
     def _change(
@@ -210,7 +211,7 @@ class Timeline:
         self._count(lane, 1)
 
     def _count(self, lane: "_Lane", by: int) -> None:
-        """Takes note of what a lane is at, or of that it no longer is."""
+        """Adds `by` to the count of what a lane is doing."""
         if not lane.open:
             return
         cause = lane.open[-1].cause
@@ -241,7 +242,7 @@ class Timeline:
                 put[cause] += passed * count / total
 
     def _settle(self, name: str) -> "_Lane":
-        """The lane, its time up to now accounted for."""
+        """The lane, with its time up to now accounted for."""
         lane = self._lanes.get(name)
         if lane is None:
             lane = self._lanes[name] = _Lane(_kind(name), self._began)
@@ -269,8 +270,8 @@ class Timeline:
 
 _ENVIRONMENT, _INFERENCE, _LEARNER, _STALENESS = range(len(CAUSES))
 _ASKED, _HELD = len(CAUSES), 2 * len(CAUSES)
-"""Offsets, after the seconds of idle time by cause, of the seconds by what asking lanes, and held
-ones, wait for."""
+"""Offsets in `_put`, after the seconds of idle time by cause, of the same seconds for lanes that
+have asked and for lanes that are held back."""
 
 
 @dataclass(eq=False)
@@ -282,7 +283,7 @@ class _Open:
 
 @dataclass(eq=False)
 class _Lane:
-    """Accounted for up to `settled`, when the timeline had `put` so many seconds down."""
+    """A lane, accounted for up to `settled`, when the timeline's totals were `put`."""
 
     kind: str
     settled: float
@@ -302,7 +303,7 @@ def _kind(lane: str) -> str:
 
 
 def _natural(lane: str) -> tuple[str, int]:
-    """ "slot 10" after "slot 9"."""
+    """Sort key that puts "slot 10" after "slot 9"."""
     kind, _, number = lane.partition(" ")
     return kind, int(number) if number.isdigit() else 0
 

@@ -1,7 +1,7 @@
-"""Trajectories on their way to the learner: they become tickets, tickets become steps.
+"""Trajectories on their way to the learner: trajectories become tickets, and tickets become steps.
 
-A step's tickets are known by number before anyone acts, so groups complete by id, not by the order
-of arrival (which RL-VLA3's streaming GRPO groups by), and nothing is dropped at a step's end. Every
+The numbers of a step's tickets are known before any acting, so groups complete by id (RL-VLA3's
+streaming GRPO groups by order of arrival instead), and nothing is dropped at a step's end. Every
 episode is accounted for.
 """
 
@@ -16,27 +16,28 @@ from rl.records import Ticket, Trajectory
 
 @dataclass
 class Counts:
-    """Episodes so far: what was begun has finished, was dropped or is being acted, and what has
-    finished was learnt from or is held for its step."""
+    """Counts of episodes so far. Each episode that began has finished, was dropped or is still
+    acting; each that finished was learnt from or is held for its step."""
 
     begun: int = 0
     finished: int = 0
     learnt: int = 0
     dropped: int = 0
-    """Given up when a run stopped, finished or not; they restart when it goes on."""
+    """Given up when a run stopped, finished or not; they restart when it resumes."""
     reruns: int = 0
     """Restarts of episodes because their simulator failed."""
 
 
 class TrajectoryBuffer:
-    """Gathers finished trajectories, from any thread, for the one that learns.
+    """Gathers finished trajectories, from any thread, for the thread that learns.
 
-    Holds no more than `Admission` lets begin.
+    Holds no more than `StalenessControl` lets begin.
 
     Args:
-      tickets: of a learner's step.
-      group: episodes of a ticket.
-      counts: of the run that this continues. What it had begun and not learnt from is dropped.
+      tickets: number of tickets in a learner's step.
+      group: number of episodes in a ticket.
+      counts: those of the run that this one continues. Episodes that it had begun and not learnt
+        from are dropped.
     """
 
     def __init__(self, tickets: int, group: int = 1, counts: Counts | None = None) -> None:
@@ -91,12 +92,12 @@ class TrajectoryBuffer:
             self._changed.notify_all()
 
     def step(self, number: int) -> Iterator[Ticket]:
-        """The tickets of a learner's step, each once, as they complete; the caller learns from all
-        of them. Waits for the next.
+        """Yields the tickets of a learner's step, each once, as they complete; the caller learns
+        from all of them. Waits for the next ticket.
 
         Raises:
           RuntimeError: an episode was lost or counted twice, or the step was learnt from before.
-          BaseException: that which it was closed with.
+          BaseException: the error that it was closed with.
         """
         first = number * self._tickets
         missing = set(range(first, first + self._tickets))
@@ -118,7 +119,7 @@ class TrajectoryBuffer:
         self.check()
 
     def check(self, at_rest: bool = False) -> None:
-        """Checks that every episode is accounted for; `at_rest`, when nobody acts any more.
+        """Checks that every episode is accounted for; `at_rest`: nothing acts any more.
 
         Raises:
           RuntimeError: one is not.
@@ -140,7 +141,8 @@ class TrajectoryBuffer:
             return Counts(**asdict(self._counts))
 
     def close(self, error: BaseException) -> None:
-        """Nothing more will come: who waits is told the error, the first one."""
+        """Announces that nothing more will come: waiting callers get the error of the first
+        `close`."""
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()

@@ -1,8 +1,8 @@
-"""The policy's versions, as those who act read them while the learner goes on: immutable snapshots.
+"""The policy's versions, which actors read while the learner continues: immutable snapshots.
 
-A snapshot is copied before the learner's next update may donate what it was taken from, and holds
-new arrays only for what is trained; readers take it over one at a time (staggered, as in DART,
-arXiv 2509.23866), so that the others go on acting meanwhile.
+A snapshot is copied before the learner's next update may donate the arrays that it was taken from,
+and it has new arrays only for trained parameters. Readers take it over one at a time (staggered, as
+in DART, arXiv 2509.23866), so that the others continue acting meanwhile.
 """
 
 import threading
@@ -23,7 +23,7 @@ _RECENT = 1024
 
 
 class Snapshot(NamedTuple):
-    """Parameters that nobody changes."""
+    """Parameters that never change."""
 
     version: int
     """Number of updates they have had."""
@@ -34,13 +34,13 @@ class Weights:
     """The newest version, for any number of readers.
 
     Args:
-      params: what the run begins with. Leaves that are not trained are read from these forever, so
-        they must never be donated.
-      trained: tree of bool, which leaves `publish` takes over; all if None.
-      dtype: what trained leaves of floats are cast to, such as bfloat16; None keeps theirs.
+      params: initial parameters of the run. Leaves that are not trained are read from these
+        forever, so they must never be donated.
+      trained: tree of bool: the leaves that `publish` takes over; all if None.
+      dtype: what trained floating-point leaves are cast to, such as bfloat16; None keeps theirs.
       version: of `params`.
-      stage: what is done to the untrained leaves, and once to a version that a reader takes over,
-        before it is any reader's: such as handing it to other hosts.
+      stage: applied to the untrained leaves, and once to each version that is taken over, before
+        any reader has it; for example, to hand it to other hosts.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class Weights:
 
     @property
     def version(self) -> int:
-        """The newest."""
+        """The newest version."""
         with self._changed:
             return self._newest.version
 
     @property
     def latencies(self) -> tuple[float, ...]:
-        """Seconds from the end of `publish` until a reader had the version at hand, of the last
-        1024 times that one took it."""
+        """Seconds from the end of `publish` until a reader had the version ready, for the last 1024
+        times that a reader took one over."""
         with self._changed:
             return tuple(self._latencies)
 
@@ -92,9 +92,9 @@ class Weights:
         place: Callable[[Any], Any] = lambda params: params,
         join: Callable[[Any, Any], Any] = fill,
     ) -> "WeightsReader":
-        """Reader of one thread that acts; `place` puts a tree onto its device, like
-        `jax.device_put` with a sharding, and `join` makes of trained leaves and the others what it
-        acts with."""
+        """Reader for one thread that acts. `place` puts a tree onto its device, like
+        `jax.device_put` with a sharding, and `join` combines trained leaves and the others into
+        what the thread acts with."""
         return WeightsReader(self, place, join)
 
     def _moving(self, params: Params) -> Params:
@@ -113,8 +113,9 @@ class WeightsReader:
         self.read(0)
 
     def read(self, oldest: int) -> Snapshot:
-        """The newest version, ready to compute with. While another reader takes one over, the
-        version that this one holds, if it is `oldest` or newer; otherwise it waits for its turn.
+        """The newest version, ready to compute with. While another reader takes one over, it is the
+        version that this reader holds, if `oldest` or newer; otherwise this reader waits for its
+        turn.
 
         Raises:
           RuntimeError: no such version has been published.

@@ -1,9 +1,9 @@
-"""A population's generations, one after the other: every member makes its turn and is evaluated,
-then the worst copy the best (`rl.population.population`) and all go on.
+"""A population's generations, one after the other: every member takes its turn and is evaluated,
+then the worst copy the best (`rl.population.population`) and all continue.
 
-Members are runs like any other, in RUN/members/K, and what a member goes on from is always one of
-its checkpoints. What was decided is written before it is done, and can be done again, so that a
-population killed at any moment goes on as if it had not been.
+Members are runs like any other, in RUN/members/K, and a member always continues from one of its
+checkpoints. Decisions are written before they are carried out, and they can be carried out again,
+so a population killed at any moment continues as if it had not been killed.
 """
 
 from collections.abc import Callable, Sequence
@@ -51,7 +51,7 @@ Evaluate = Callable[[int, Params, Sequence[Path], Callable[[], bool]], float]
 
 @dataclass(frozen=True)
 class PopulationResult:
-    """`best` of `generations`' last; not `finished` if a signal ended it."""
+    """Generations of a population; `finished` is false if a signal ended it."""
 
     generations: tuple[Generation, ...]
     finished: bool
@@ -63,7 +63,7 @@ class PopulationResult:
 
     @property
     def best(self) -> int:
-        """The member to take."""
+        """Number of the best member of the last generation."""
         return self.generations[-1].best
 
 
@@ -79,28 +79,28 @@ def evolve(
     mend: Callable[[], None] = lambda: None,
     resume: bool = False,
 ) -> PopulationResult:
-    """Lets every member make `config.steps` steps. RUN/checkpoints holds that of the best member
-    after the last whole generation, RUN/population.jsonl the generations.
+    """Lets every member make `config.steps` steps. RUN/checkpoints holds the checkpoint of the best
+    member after the last whole generation, and RUN/population.jsonl holds the generations.
 
-    A member's placement stays between its turns; one that copies another is rebuilt.
+    A member's placement is kept between its turns; that of a member that copies another is rebuilt.
 
     Args:
       build: (config, directory) -> where a member acts and learns, in simulators that it shares
         with the others.
       policy: parameters that all begin with, for the first evaluation.
       run: its config becomes a member's with the member's numbers at "rl".
-      evaluate: (step, params, directories, told) -> success on held-out starts, noted in these
+      evaluate: (step, params, directories, told) -> success on held-out starts, recorded in these
         directories; raises `Stopped` once `told()`, `NotFinite` if the policy's actions are not.
-      mend: called after a member's turn failed, to rebuild what that may have damaged.
+      mend: called after a member's turn failed, to rebuild what the failure may have damaged.
 
     SIGTERM or Ctrl-C end it with the last whole step of the member whose turn it is.
 
     Raises:
       ValueError: the population makes no sense, the folder holds one and `resume` is false, it has
-        made more than `config.steps` or in another environment, or another run is at work in it
-        or a member's (InUse).
+        made more than `config.steps` steps or was made in another environment, or another run is at
+        work in it or in a member's folder (InUse).
       FileNotFoundError: `resume` is true but the folder holds no run, or its checkpoints or a
-        member's are away.
+        member's are missing.
     """
     check_population(population, config)
     check_folder(run.directory, resume)
@@ -163,7 +163,7 @@ def evolve(
 
 
 class _Member:
-    """A run of the population; its placement, once built, stands where its newest checkpoint is."""
+    """A run of the population; once built, its placement has the newest checkpoint's state."""
 
     def __init__(self, number: int, build: Callable[..., Any], run: Run) -> None:
         self.number, self.run = number, run
@@ -175,8 +175,8 @@ class _Member:
     def turn(
         self, config: RlConfig, until: int, stop: StopSignals, console: Console, doing: str
     ) -> None:
-        """Goes on, or begins, with these numbers until so many steps are made; raises `Stopped` if
-        it is told to before."""
+        """Continues, or begins, with the numbers of `config` until `until` steps are made; raises
+        `Stopped` if it is told to stop before that."""
         if config != self._config:
             self.drop()
             folder = self.run.directory / "checkpoints"
@@ -208,14 +208,14 @@ class _Member:
         return own.restore_params(self.run.directory)
 
     def copy(self, other: "_Member", step: int) -> None:
-        """Goes on from where another member is."""
+        """Copies another member's checkpoint, to continue from it."""
         self.drop()
         path = other.run.directory / "checkpoints" / str(step)
         checkpoint.copy(path, self.run.directory / "checkpoints")
         note_saved(self.run.directory, step)
 
     def drop(self) -> None:
-        """Forgets all but what is saved."""
+        """Drops everything that is not saved."""
         self._stack.close()
         self._config = None
 
@@ -227,8 +227,8 @@ class _Member:
 
 
 def _settle(directory: Path, members: Sequence[_Member], last: Generation) -> None:
-    """Does what was decided for a generation, unless that has been done: copies to those who go on
-    from others, then of the best, which is last."""
+    """Carries out the decisions of a generation, unless that has been done: copies checkpoints to
+    members that continue from others, and, last, the checkpoint of the best member."""
     best = directory / "checkpoints"
     if checkpoint.latest(best) == last.step:
         return
@@ -240,7 +240,7 @@ def _settle(directory: Path, members: Sequence[_Member], last: Generation) -> No
 
 
 def _said(generations: Sequence[Generation]) -> str:
-    """A generation, for people."""
+    """Description of the last generation, for people."""
     last = generations[-1]
     lines = [f"After step {last.step}:"]
     for k, (found, parent) in enumerate(zip(last.success, last.parents, strict=True)):

@@ -1,9 +1,9 @@
-"""Definition of a population and its breeding: which numbers of a config are tuned, who copies whom
-after a generation, and with which numbers it goes on.
+"""Definition of a population and its breeding: which numbers of a config are tuned, which member
+copies which after a generation, and with which numbers it continues.
 
 Population based training (Jaderberg et al., arXiv 1711.09846) by truncation selection: the worst
-quarter go on from copies of the best quarter's, with numbers a fifth larger or smaller. All of it
-derives from (seed, generation, member).
+quarter continue from copies of the best quarter, with numbers a fifth larger or smaller. All random
+choices derive from (seed, generation, member).
 """
 
 import json
@@ -28,12 +28,12 @@ FACTOR = 1.2
 """Factor by which a number grows or shrinks when it is explored."""
 
 Hyperparameters = dict[str, float]
-"""Tuned numbers by where they stand in a config, such as "objective.clip"."""
+"""Tuned numbers by their path in a config, such as "objective.clip"."""
 
 _WIDEST = 6
 """Largest power of FACTOR between initial numbers and the config's: a third to three times."""
 _NEAR_ONE = ("discount", "gae_lambda", "b1", "b2", "ema_decay")
-"""Numbers of which the distance to 1 is scaled."""
+"""Numbers whose distance to 1 is scaled."""
 _FREE = ("learner", "objective", "flow")
 _BEGIN, _EXPLOIT, _EXPLORE = range(3)
 
@@ -52,9 +52,9 @@ class PopulationConfig:
 
 @dataclass(frozen=True)
 class Generation:
-    """Results after a turn of all members, and decisions for the next. Member by member: success on
-    held-out starts (None if a policy gave no finite actions any more), whose state each goes on
-    from, and with which numbers."""
+    """Results after a turn of all members, and decisions for the next turn. For each member:
+    `success` on held-out starts (None if its policy no longer gave finite actions), the member
+    whose state it continues from (`parents`), and its next `hyperparameters`."""
 
     step: int
     success: tuple[float | None, ...]
@@ -63,7 +63,7 @@ class Generation:
 
     @property
     def best(self) -> int:
-        """The member with the highest success; of several the first."""
+        """The member with the highest success; the first if there are several."""
         return ranked(self.success)[0]
 
 
@@ -111,8 +111,8 @@ def configured(config: RlConfig, tuned: Hyperparameters) -> RlConfig:
 def first_generation(
     config: RlConfig, population: PopulationConfig, success: float | None
 ) -> Generation:
-    """Initial members: the first with the config's numbers, the others with some up to three times
-    larger or smaller, drawn evenly on the logarithmic scale.
+    """Initial members. The first has the config's numbers; the others have numbers up to three
+    times larger or smaller, drawn uniformly on the logarithmic scale.
 
     Args:
       success: of the policy that all begin with.
@@ -132,8 +132,8 @@ def first_generation(
 def next_generation(
     config: RlConfig, last: Generation, step: int, success: Sequence[float | None]
 ) -> Generation:
-    """Successor to `last`, from the members' success after `step`, before the last step of all:
-    after that, no member copies another.
+    """Successor to `last`, from the members' success after `step`. After the last step of the run,
+    no member copies another.
 
     Raises:
       ValueError: there is no member left whose policy acts.
@@ -164,7 +164,7 @@ def next_generation(
 
 
 def ranked(success: Sequence[float | None]) -> list[int]:
-    """Members from the best to the worst; of equals the first comes first."""
+    """Members from the best to the worst; among equals, the first comes first."""
     return sorted(range(len(success)), key=lambda k: (success[k] is None, -(success[k] or 0), k))
 
 
@@ -174,9 +174,9 @@ def explored(
     rng: np.random.Generator,
     taken: Collection[Hyperparameters] = (),
 ) -> Hyperparameters:
-    """Each number times `FACTOR` or divided by it, whichever is drawn, unless the config refuses
-    that; once more where the result is `taken` by another member with the same state, who would
-    learn the same."""
+    """Each number multiplied or divided by `FACTOR`, at random, unless the config refuses the
+    result. This is repeated if the result is `taken` by another member with the same state, which
+    would learn the same."""
     for _ in range(4 * len(taken) + 1):
         for name in tuned:
             tuned = _moved(config, tuned, name, 1 if rng.random() < 0.5 else -1)
@@ -186,7 +186,7 @@ def explored(
 
 
 def read_generations(directory: Path) -> list[Generation]:
-    """All that a population has been through; none where there is none.
+    """All generations of a population so far; empty if there is no record.
 
     Raises:
       ValueError: a line is damaged.
@@ -195,13 +195,13 @@ def read_generations(directory: Path) -> list[Generation]:
 
 
 def write_generations(directory: Path, generations: Sequence[Generation]) -> None:
-    """Replaces the record as a whole or not at all."""
+    """Replaces the record atomically."""
     lines = (json.dumps(asdict(generation)) + "\n" for generation in generations)
     replace_text(directory / FILE_NAME, "".join(lines))
 
 
 def set_damaged_generations_aside(directory: Path, console: Console) -> None:
-    """Keeps the good lines of a damaged record, before a population goes on.
+    """Keeps the good lines of a damaged record, before a population resumes.
 
     Raises:
       ValueError: the last generation is damaged.
@@ -224,8 +224,8 @@ def _generation(line: dict[str, Any]) -> Generation:
 
 
 def _moved(config: RlConfig, tuned: Hyperparameters, name: str, factors: int) -> Hyperparameters:
-    """Hyperparameters with one number so many factors larger (smaller if negative), else as many
-    the other way, else fewer, until the config takes it."""
+    """Hyperparameters with one number larger by that many factors (smaller if negative). If the
+    config refuses the result, tries as many factors the other way, then fewer."""
     for size in range(abs(factors), 0, -1):
         for towards in (size, -size) if factors > 0 else (-size, size):
             found = tuned | {name: _scaled(name, tuned[name], FACTOR**towards)}
@@ -236,7 +236,7 @@ def _moved(config: RlConfig, tuned: Hyperparameters, name: str, factors: int) ->
 
 
 def _scaled(name: str, value: float, factor: float) -> float:
-    """Scales to six digits, so that up and down again comes back to the same."""
+    """Scales and rounds to six digits, so that scaling up and down again gives the same number."""
     near_one = name.rpartition(".")[2] in _NEAR_ONE
     return float(f"{1 - (1 - value) * factor if near_one else value * factor:.6g}")
 

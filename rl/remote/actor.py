@@ -1,8 +1,8 @@
-"""A policy that acts on another host, as if it were here.
+"""A policy that acts on another host as if it were local.
 
-Versions go through Ray's object store: what is not trained once, what is trained once for all
-workers, and each worker fetches them from there. An answer derives from parameters, observation and
-key alone, so a worker that dies or hangs is replaced and asked again.
+Versions go through Ray's object store: untrained leaves are stored once, and each version's trained
+leaves are stored once for all workers, which fetch them from there. An answer derives only from
+parameters, observation and key, so a worker that dies or hangs is replaced and asked again.
 """
 
 import os
@@ -24,26 +24,26 @@ ATTEMPTS = 4
 
 
 class WarmActor(rollout.Actor, Protocol):
-    """One that can get ready before it is asked."""
+    """An actor that can get ready before it is asked."""
 
     def warm(self, params: Any) -> None:
         """Compiles what `answer` needs."""
 
 
 class Stored(NamedTuple):
-    """Parameters in Ray's store: leaves that are not trained, and a version's others."""
+    """Parameters in Ray's store: leaves that are not trained, and a version's trained leaves."""
 
     base: Any
     moving: Any
 
 
 def store(params: Any) -> Any:
-    """Parameters into Ray's store; `Weights` calls this its `stage`."""
+    """Puts parameters into Ray's store; `Weights` takes this as its `stage`."""
     return load_ray().put(jax.device_get(params))
 
 
 class Answerer:
-    """The end on the other host."""
+    """The actor's end on the other host."""
 
     def __init__(self) -> None:
         self._actor: WarmActor | None = None
@@ -52,15 +52,15 @@ class Answerer:
         self._held = ("", "")
 
     def start(self, make: Callable[[], WarmActor]) -> tuple[str, int]:
-        """Builds what answers; where it is."""
+        """Builds the actor that answers; returns its host and process id."""
         self._actor = make()
         return socket.gethostname(), os.getpid()
 
     def hold(self, stored: Stored) -> None:
-        """Takes a version over; before the first, compiles for it.
+        """Takes a version over; for the first one, also compiles.
 
         Raises:
-          Lost: this process has not been told `start`.
+          Lost: `start` was not called in this process.
         """
         if self._actor is None:
             raise unstarted()
@@ -77,7 +77,7 @@ class Answerer:
             self._actor.warm(self._params)
 
     def answer(self, stored: Stored, requests: bytes) -> bytes:
-        """Answers like `rl.host.rollout.Actor`, pickled, so that who keeps an answer does not keep
+        """Answers like `rl.host.rollout.Actor`, pickled, so that keeping an answer does not keep
         Ray's memory."""
         self.hold(stored)
         assert self._actor is not None
@@ -87,14 +87,14 @@ class Answerer:
 class RemoteActor:
     """`rl.host.rollout.Actor` of a worker on whichever host has room; its parameters are `Stored`.
 
-    `start` begins to make what answers there, and `ready` waits for it; nothing waits for the first
+    `start` begins to build the actor there, and `ready` waits for it; nothing waits for the first
     `hold`, so several workers start and compile at the same time.
 
     Args:
       patience: seconds in which it must answer.
 
     Attributes:
-      restarts: how often the worker was replaced.
+      restarts: number of times that the worker was replaced.
     """
 
     def __init__(
@@ -105,9 +105,11 @@ class RemoteActor:
         self._worker = RayWorker(name, Answerer, cpus=cpus, gpus=gpus)
 
     def start(self, make: Callable[[], WarmActor], local: rollout.Actor) -> None:
-        """Args:
-        make: what answers there, called there.
-        local: what prepares here; its sizes are the other's too.
+        """Begins to build the actor that answers there.
+
+        Args:
+          make: makes the actor; called there.
+          local: prepares observations here; the actor has the same sizes.
         """
         self._make, self.sizes, self._local = make, local.sizes, local
         self._starting = self._worker.start(make)
@@ -123,11 +125,11 @@ class RemoteActor:
         self._worker.name = f"{self._name} ({host}, process {self.process})"
 
     def prepare(self, observation: Observation, prompt: str, key: tuple[int, int]) -> Request:
-        """Here."""
+        """Prepares the observation on this host."""
         return self._local.prepare(observation, prompt, key)
 
     def hold(self, moving: Any, base: Any) -> Stored:
-        """A version in Ray's store becomes one at the worker; `Reader` calls this `join`.
+        """Gives the worker a version in Ray's store; `WeightsReader` takes this as its `join`.
 
         Raises:
           ValueError: there is no worker in time.

@@ -1,8 +1,8 @@
-"""Work on other hosts, as actors of Ray's: where there is room for them, started, watched and
-restarted by Ray (docs.ray.io, fault tolerance of actors).
+"""Work on other hosts, as Ray actors. Ray places them where there is room, and starts, watches and
+restarts them (docs.ray.io, fault tolerance of actors).
 
-Ray is loaded when it is asked for. Its workers get the packages of this repository and the settings
-of JAX that this process has.
+Ray is imported only when it is needed. Its workers get the packages of this repository and the
+settings of JAX that this process has.
 """
 
 import logging
@@ -14,21 +14,21 @@ from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 STARTING = 600.0
-"""Seconds in which a worker must be there, finding room included."""
+"""Seconds in which a worker must have started, including the time to find room."""
 _ENDING = 60.0
 """Seconds that a process that is being ended may take."""
 
 
 class Lost(Exception):
-    """A worker's process or host is gone, and with it what it was asked; raised there too, by a
-    process that was made in place of another and has not been told `start`."""
+    """A worker's process or host is gone, and the request with it. It is also raised in the worker,
+    by a replacement process in which `start` was not called yet."""
 
 
 @contextmanager
 def cluster(address: str | None, cpus: float) -> Iterator[None]:
-    """A connection to the Ray at `address` ("auto": the one that this machine belongs to), or to
-    one of this machine alone with room for so many `cpus`, which lasts as long as the block; the
-    present connection, if there is one.
+    """A connection to the Ray at `address` ("auto": the one that this machine belongs to), or, if
+    None, to a Ray of this machine alone with room for `cpus` CPUs. It lasts as long as the block.
+    If there is a connection already, it is used.
 
     Raises:
       ValueError: Ray is not installed, or there is none at the address.
@@ -40,7 +40,7 @@ def cluster(address: str | None, cpus: float) -> Iterator[None]:
     quiet = {"log_to_driver": False, "logging_level": logging.WARNING}
     if address is None:
         room = max(cpus, os.cpu_count() or 1)
-        with warnings.catch_warnings():  # JAX's, of a fork that only runs Ray's programs
+        with warnings.catch_warnings():  # JAX's warning of a fork that only runs Ray's programs
             warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
             ray.init("local", include_dashboard=False, num_cpus=int(room + 1), **quiet)
     else:
@@ -66,12 +66,12 @@ def cluster(address: str | None, cpus: float) -> Iterator[None]:
 class RayWorker:
     """An object of class `kind` in a process of its own, on whichever host has room for it.
 
-    Where its process or host ends, Ray makes a new one. Each must be told `start` before anything
-    else, which returns what it likes; it is repeated until a process has answered it.
+    If its process or host ends, Ray makes a new process. In each process, `start` must be called
+    first; it may return anything, and it is repeated until a process has answered it.
 
     Args:
       name: for errors, such as "simulator 1".
-      threads: how many calls it works on at a time.
+      threads: number of calls that it works on at a time.
     """
 
     def __init__(self, name: str, kind: type, *, cpus: float, gpus: float, threads: int = 1):
@@ -92,15 +92,15 @@ class RayWorker:
         self._needs = f"{cpus:g} CPUs and {gpus:g} GPUs"
 
     def start(self, *given: Any) -> "Future[Any]":
-        """Asks a process that has only begun."""
+        """Calls `start` in a process that has just begun."""
         return self._actor.start.options(max_task_retries=-1).remote(*given).future()
 
     def call(self, method: str, *given: Any) -> "Future[Any]":
-        """Asks once. What the process returns, or for `result` why not."""
+        """Calls a method once; the future, of what the process returns, is for `result`."""
         return getattr(self._actor, method).remote(*given).future()
 
     def result(self, future: "Future[Any]", seconds: float = 0.0) -> Any:
-        """Result of a request; a worker not answering in time counts as hung and is replaced.
+        """Result of a request; a worker without an answer in time counts as hung and is replaced.
 
         Raises:
           Lost: the process is gone or was hung; another takes its place.
@@ -116,7 +116,7 @@ class RayWorker:
             self._refuse(error)
 
     def replace(self, future: "Future[Any]", seconds: float) -> NoReturn:
-        """Ends a process that has let a call wait for so long, and waits until it has ended.
+        """Ends a process that has not answered a call for `seconds`, and waits until it has ended.
 
         Raises:
           Lost: always, unless as `result`.
@@ -130,7 +130,7 @@ class RayWorker:
         raise Lost(f"hung: no answer for {seconds:g} s")
 
     def started(self, future: "Future[Any]", seconds: float = STARTING) -> Any:
-        """Result of `start`, in time or not at all.
+        """Result of `start`, which must come within `seconds`.
 
         Raises:
           ValueError: there is no room for it, or it ends again and again.
@@ -179,7 +179,7 @@ class RayWorker:
 
 
 def unstarted() -> Lost:
-    """Raised by a process that is asked for something before it was told `start`."""
+    """Error for a process that is asked for something before `start` was called in it."""
     return Lost("died while it was asked nothing")
 
 
@@ -187,7 +187,7 @@ _COUNTED = ("CPU", "GPU", "memory")
 
 
 def load_ray() -> Any:
-    """Raises ValueError if Ray is not installed."""
+    """Imports Ray; raises ValueError if it is not installed."""
     try:
         import ray
     except ImportError:

@@ -26,7 +26,7 @@ def on_cluster(
     directory: Path,
     address: str | None,
 ) -> Iterator[OnHost]:
-    """Starts the workers, which end with the block; leaves timeline.json in the directory.
+    """Starts the workers, which end with the block; writes timeline.json to the directory.
 
     Raises:
       ValueError: there is no Ray, or no room for the workers, or they do not start.
@@ -75,8 +75,8 @@ def on_cluster(
 
 
 def shares(suite: Suite, config: RlConfig) -> list[int]:
-    """Slots of each simulator: as many as were asked for or suit the suite, shared; if neither
-    says, one for each of their CPUs.
+    """Number of slots of each simulator. The simulators share the number that was asked for, or
+    else the suite's own; if there is neither, one slot per simulator CPU.
 
     Raises:
       ValueError: some would have none.

@@ -1,8 +1,8 @@
-"""Slots that are simulated on another host, as if they were here.
+"""Slots that are simulated on another host as if they were local.
 
-A worker's slots are told and polled by one thread there; here a call is always under way that
-returns as soon as something has finished, or when there is more to tell. A worker that dies or
-hangs costs the episodes that ran in it, which are told as failed, and is replaced.
+One thread there sends commands to a worker's slots and polls them. Here, a call is always under
+way, which returns as soon as something has finished or when there are more commands. A worker that
+dies or hangs is replaced; the episodes that ran in it are lost and reported as failed.
 """
 
 import math
@@ -24,11 +24,11 @@ from rl.remote.cluster import STARTING, Lost, RayWorker, unstarted
 from sim.protocol import Outcome, Slots, Spec, Start, failed
 
 _AT_A_TIME = 4
-"""Calls: one waits for outcomes, the next ends its waiting."""
+"""Number of concurrent calls: one waits for outcomes, the next ends its wait."""
 
 
 class Told(NamedTuple):
-    """Something that a slot is told: a method of `Slots` with what it is given."""
+    """A command to a slot: a method of `Slots` with its arguments."""
 
     method: str
     slot: int
@@ -46,7 +46,7 @@ class Opened(NamedTuple):
 
 
 class SlotsWorker:
-    """The end on the other host."""
+    """The slots' end on the other host."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()  # guards all that follows
@@ -58,8 +58,8 @@ class SlotsWorker:
         self._calls = 0
 
     def start(self, open_slots: Callable[[], Slots]) -> Opened:
-        """Opens the slots, on the thread that will use them. A process that is told so again has
-        been given up with all that runs in it, and makes room for another."""
+        """Opens the slots, on the thread that will use them. If it is called again, this process
+        was given up with everything that runs in it, so it ends to make room for another."""
         if self._thread is not None:
             os._exit(1)
         self._thread = threading.Thread(target=self._run, args=(open_slots,), daemon=True)
@@ -73,11 +73,11 @@ class SlotsWorker:
         return Opened(slots.spec, slots.count, slots.lockstep, socket.gethostname(), os.getpid())
 
     def exchange(self, told: list[Told]) -> bytes:
-        """Tells the slots so much; outcomes (pickled, so that those who keep a part of them do not
-        keep Ray's memory), as soon as there are some or the next call comes.
+        """Sends commands to the slots. Returns outcomes as soon as there are some or the next call
+        comes; they are pickled, so that keeping a part of them does not keep Ray's memory.
 
         Raises:
-          Lost: this process has not been told `start`.
+          Lost: `start` was not called in this process.
           BaseException: what the slots raised.
         """
         if self._thread is None:
@@ -126,18 +126,18 @@ class SlotsWorker:
 
 
 class RemoteSlots:
-    """`sim.protocol.Slots` of a worker on whichever host has room. `ready` waits for it; several
-    can be made first, so that they start at the same time.
+    """`sim.protocol.Slots` of a worker on whichever host has room. `ready` waits for it; make
+    several first, and they start at the same time.
 
     Args:
       open_slots: makes the slots there.
-      patience: seconds after which a worker that has not answered what a slot was told counts as
+      patience: seconds after which a worker that has not answered a command to a slot counts as
         hung.
 
     Attributes:
-      restarts: how often the worker was replaced.
-      spec: that of the slots, its name with the worker's, for errors.
-      told: it as the slots tell it, the same whichever worker has them.
+      restarts: number of times that the worker was replaced.
+      spec: that of the slots; its name includes the worker's, for errors.
+      told: the spec as the slots report it, the same whichever worker has them.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class RemoteSlots:
         self._worker = RayWorker(name, SlotsWorker, cpus=cpus, gpus=gpus, threads=_AT_A_TIME)
         self._name, self._open, self._patience = name, open_slots, patience
         self._woken, self._news = threading.Event(), threading.Event()
-        self._busy: dict[int, float] = {}  # slots that were told something: until when they have
+        self._busy: dict[int, float] = {}  # deadlines of slots that have a command
         self._running: set[int] = set()  # slots whose episode lives there
         self._outbox: list[Told] = []
         self._calls: deque[Future[bytes]] = deque()
@@ -216,7 +216,7 @@ class RemoteSlots:
                 self._give_up()
 
     def wake(self) -> None:
-        """Makes the poll that waits, or else the next, return; from any thread, at any time."""
+        """Makes the waiting poll, or else the next, return; from any thread, at any time."""
         self._woken.set()
         self._news.set()
 

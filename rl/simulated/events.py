@@ -1,5 +1,5 @@
-"""An RL run in simulated time: how fast it would be with hundreds of workers that one does not
-have, and what they would wait for.
+"""An RL run in simulated time: how fast it would be with hundreds of workers that you do not have,
+and what they would wait for.
 
 A discrete-event model of what `rl.host.loop` does: the same tickets, admission, batching and
 streaming, with costs and latencies that the user gives or measures. The modes are those of
@@ -23,7 +23,7 @@ class Mode(NamedTuple):
     """Mode of a run: which waits it avoids."""
 
     disaggregated: bool
-    """Inference and learner have devices of their own; otherwise all do the one, then the other."""
+    """Inference and learner have devices of their own; otherwise all do one, then the other."""
     ahead: bool = False
     """Level 2: rollouts run ahead of the learner by the run's `staleness`, otherwise by nothing."""
     by_slot: bool = False
@@ -64,8 +64,8 @@ class Workload:
     tell: float = 0.0
     """Seconds to send one slot actions or a start, on that thread."""
     wake: float = 0.0
-    """Seconds until a waiting thread goes on: that of the slots once a batch is drawn, the policy's
-    once a batch is due."""
+    """Seconds until a waiting thread continues: that of the slots once a batch is drawn, the
+    policy's once a batch is due."""
     replan_steps: int = 4
     chunks: Latency = field(default_factory=lambda: Constant(16))
     """Chunks of an episode, rounded up, at least 1: a distribution of counts, not of seconds."""
@@ -93,7 +93,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Simulated:
-    """Result of a run, after its first updates."""
+    """Result of a run, counted after its first updates."""
 
     seconds: float
     updates: int
@@ -117,11 +117,11 @@ def simulate(
     seed: int = 0,
     spans: int = 0,
 ) -> Simulated:
-    """Runs until there were so many updates, the first `warm` of which do not count.
+    """Runs until there were `updates` updates; the first `warm` of them do not count.
 
     Args:
-      seed: of episodes' lengths and latencies, which are the same in all modes.
-      spans: how many the timeline keeps, for a trace.
+      seed: seed of episodes' lengths and latencies, which are the same in all modes.
+      spans: number of spans that the timeline keeps, for a trace.
 
     Raises:
       ValueError: no update would count, or those that do take no time.
@@ -195,7 +195,7 @@ class _Run:
         self._running: dict[int, _Episode] = {}
         self._stepping = 0
         self._asking: deque[tuple[float, int]] = deque()
-        self._idle = 0.0  # when the thread that hears and tells the slots is
+        self._idle = 0.0  # when the thread that serves the slots is idle
         self._next = 0
         self._members: dict[int, list[_Episode]] = {}
         self._steps: dict[int, _Step] = {0: _Step()}
@@ -208,7 +208,7 @@ class _Run:
             self.timeline.mark(f"slot {slot}", "held", "staleness")
 
     def until(self, version: int) -> _Moment:
-        """Goes on to the moment of an update."""
+        """Continues to the moment of an update."""
         while self.version < version:
             self.now, _, happen, about = heapq.heappop(self._events)
             happen(*about)
@@ -241,7 +241,7 @@ class _Run:
         return _Episode(ticket, reset, deque(chunks), length)
 
     def _busy(self, seconds: float) -> float:
-        """Has the thread do something that takes so long; in how many seconds it begins."""
+        """Gives the thread work of `seconds`; returns in how many seconds the work begins."""
         begin = max(self._idle, self.now)
         self._idle = begin + seconds
         return begin - self.now

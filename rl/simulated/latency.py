@@ -1,5 +1,5 @@
 """Latencies of environments: distributions that a user names or measures, so that a run can be
-tried, or simulated (`rl.simulated.events`), with the waiting of simulators that one does not have.
+tried, or simulated (`rl.simulated.events`), with the waiting of simulators that you do not have.
 
 Every draw derives from a generator that the caller seeds. `measure` times a real suite's slots.
 """
@@ -23,10 +23,10 @@ class Latency(Protocol):
 
     @property
     def mean(self) -> float:
-        """Seconds."""
+        """Mean, seconds."""
 
     def draw(self, rng: np.random.Generator, n: int) -> Float[np.ndarray, " n"]:
-        """Draws n of them, seconds; the first are the same however many are drawn."""
+        """Draws n latencies, seconds; the first ones are the same however many are drawn."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Stragglers:
 
 @dataclass(frozen=True)
 class Measured:
-    """Some of these, each as likely."""
+    """One of these values, each equally likely."""
 
     seconds: tuple[float, ...] = field(repr=False)
 
@@ -118,7 +118,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Latencies:
-    """Seconds of a slot to act one chunk, pictures of its end included, and to begin an episode."""
+    """Seconds that a slot takes for one chunk, with the pictures at its end, and for a reset."""
 
     chunk: Latency
     reset: Latency
@@ -136,8 +136,8 @@ def measure(
 ) -> MeasuredLatency:
     """Times a suite's first slot, so that nothing has to share the machine with it.
 
-    Actions are at random, standard normal times 0.3. A chunk that an episode's end cut short is
-    left out.
+    Actions are random, standard normal times 0.3. Chunks cut short by an episode's end are left
+    out.
 
     Args:
       starts: acted one after another; the first is acted for one chunk before anything is timed.
@@ -191,7 +191,7 @@ def measure(
 
 
 def write(path: Path, chunk: Measured, reset: Measured, about: dict[str, Any]) -> None:
-    """Measured latencies as JSON: lists of seconds, `chunk` and `reset`, and what they are
+    """Writes measured latencies as JSON: lists of seconds, `chunk` and `reset`, and what they are
     `about`."""
     lists = {
         name: [round(seconds, 6) for seconds in measured.seconds]

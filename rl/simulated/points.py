@@ -1,8 +1,8 @@
 """A task that costs next to nothing to simulate and can be learnt: a point goes to the disc that
 the prompt names, and only the picture shows where that is.
 
-For trying a run whose environments only wait (`rl.simulated.synthetic`): episodes have a success
-and real lengths, observations and actions the sizes that a policy expects.
+It is for trying a run whose environments only wait (`rl.simulated.synthetic`): episodes have a
+success and real lengths, and observations and actions have the sizes that a policy expects.
 """
 
 from dataclasses import dataclass
@@ -34,10 +34,10 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Points:
-    """The task, and what it is seen and acted through.
+    """The task, with its cameras, states and actions.
 
-    `speed` is how far one step goes at most; the discs are 1 away. All cameras show the same. Of
-    states and actions only the first two dimensions are used.
+    `speed` is the largest distance of one step; the discs are at distance 1. All cameras show the
+    same picture. Only the first two dimensions of states and actions are used.
     """
 
     cameras: tuple[str, ...] = ("observation.images.top",)
@@ -50,7 +50,7 @@ class Points:
 
     @property
     def spec(self) -> Spec:
-        """Its task is "reach"."""
+        """Spec with the one task "reach"."""
         return Spec(
             name="points",
             tasks=("reach",),
@@ -96,7 +96,7 @@ class Points:
         return Observation(np.broadcast_to(image, (len(self.cameras), *image.shape)), state)
 
     def draw(self, point: Point, size: int) -> UInt8[np.ndarray, "h w 3"]:
-        """The discs, and the point above them."""
+        """Picture of the discs, with the point on top."""
         image = _scene(point.discs.tobytes(), size).copy()
         _paint(image, point.place, _RADIUS / 2, _COLOURS[-1])
         return image
@@ -104,7 +104,7 @@ class Points:
 
 @lru_cache(256)
 def _scene(discs: bytes, size: int) -> UInt8[np.ndarray, "h w 3"]:
-    """The discs, which stay where they are."""
+    """Picture of the discs alone, which do not move."""
     image = np.full((size, size, 3), 245, np.uint8)
     for centre, colour in zip(
         np.frombuffer(discs, np.float32).reshape(3, 2), _COLOURS[:3], strict=True

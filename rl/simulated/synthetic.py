@@ -1,8 +1,8 @@
-"""Slots that wait instead of computing, as if their environments stood on machines of their own.
+"""Slots that wait instead of computing, as if their environments ran on machines of their own.
 
-What happens in them is `rl.simulated.points`; how long it takes is drawn from the latencies that
-the user gives or has measured (`rl.simulated.latency`). No thread is spent on a slot: outcomes lie
-in a heap until their time has come.
+Their task is `rl.simulated.points`; how long it takes is drawn from latencies that the user gives
+or has measured (`rl.simulated.latency`). Slots need no threads: outcomes wait in a heap until their
+time has come.
 """
 
 import heapq
@@ -26,7 +26,7 @@ class Clock(Protocol):
     """Time, and a way to wait for it."""
 
     def now(self) -> float:
-        """Seconds, never going back."""
+        """Seconds, never decreasing."""
 
     def wait(self, news: threading.Event, seconds: float) -> None:
         """Waits until the event is set, but no longer."""
@@ -47,8 +47,8 @@ class _Due(NamedTuple):
 
 
 class Synthetic:
-    """`sim.protocol.Slots`. Latencies derive from the seed, the start, how often that was begun
-    before and the step, whatever else goes on.
+    """`sim.protocol.Slots`. Latencies derive from the seed, the start, how often that start was
+    begun before, and the step, whatever else happens.
 
     Args:
       latencies: a chunk's is that of a `send` or `demonstrate`, however many steps it acts.
@@ -72,7 +72,7 @@ class Synthetic:
         self._latencies, self._seed = latencies, seed
         self._clock: Clock = clock or _Wall()
         self._points: dict[int, Point] = {}  # of slots whose episode runs
-        self._attempts: dict[int, int] = {}  # which time it is that they run it
+        self._attempts: dict[int, int] = {}  # number of the attempt at it
         self._begun: Counter[Start] = Counter()
         self._pending: dict[int, _Due] = {}
         self._heap: list[_Due] = []
@@ -132,7 +132,7 @@ class Synthetic:
 
     def poll(self, timeout: float | None = None) -> list[Outcome]:
         """Outcomes whose time has come since the last call, in the order of these times: at least
-        one if any slot is at work and no timeout (seconds) passes first and nobody calls `wake`."""
+        one if any slot is at work, unless the timeout (seconds) or `wake` comes first."""
         until = float("inf") if timeout is None else self._clock.now() + timeout
         while True:
             now, finished = self._clock.now(), []
@@ -148,11 +148,11 @@ class Synthetic:
             self._clock.wait(self._news, min(self._heap[0].at, until) - now)
 
     def wake(self) -> None:
-        """Makes the poll that waits, or else the next, return; from any thread, at any time."""
+        """Makes the waiting poll, or else the next, return; from any thread, at any time."""
         self._news.set()
 
     def close(self) -> None:
-        """Does nothing: nothing is to end."""
+        """Does nothing: there is nothing to end."""
 
     def _act(
         self,

@@ -1,10 +1,11 @@
 """Products in float8 with a scale for every 128 places of the contraction, and every 128 columns of
 a kernel too (DeepSeek-V3, arXiv 2412.19437), forward and for both gradients, all in e4m3.
 
-On a Hopper GPU the float8 numbers are multiplied as such (`models.layers.float8.kernel`), on a mesh
-by each device those that it holds. Elsewhere they are rounded alike and multiplied in the dtype of
-the activations. So they are on a mesh inside a `shard_map` that leaves axes to the compiler, which
-cannot split a kernel there: with stages, and with chunks of tokens beside "tensor" or "context".
+On a Hopper GPU the float8 numbers are multiplied directly (`models.layers.float8.kernel`); on a
+mesh, each device multiplies those that it holds. Elsewhere the numbers are rounded in the same way
+and multiplied in the dtype of the activations. The same applies on a mesh inside a `shard_map` that
+leaves axes to the compiler, because the compiler cannot split a kernel there: with stages, and with
+chunks of tokens beside "tensor" or "context".
 """
 
 import math
@@ -27,7 +28,7 @@ _HOPPER = 9.0
 
 @jax.custom_vjp
 def dot(x: Float[Array, "m k"], kernel: Float[Array, "k n"]) -> Float[Array, "m n"]:
-    """x @ kernel in x's dtype; the kernel's gradient has the kernel's."""
+    """x @ kernel in x's dtype; the kernel's gradient has the kernel's dtype."""
     return _forward(x, kernel)[0]
 
 
@@ -48,7 +49,7 @@ dot.defvjp(_forward, _backward)
 def dot_kept(
     x: Float[Array, "m k"], kernel: Float[Array, "k n"], scale: Float[Array, "p q"]
 ) -> Float[Array, "m n"]:
-    """x @ a kernel that is kept in e4m3 with a scale for every block, which has no gradient."""
+    """x @ a kernel stored in e4m3 with a scale for every block; the kernel has no gradient."""
     return _kept_forward(x, kernel, scale)[0]
 
 
@@ -73,8 +74,8 @@ def _kept_product(a: Array, b: Array, b_scale: Array) -> Float[Array, "m n"]:
 
 
 def _product(a: Float[Array, "m c"], b: Float[Array, "n c"], square: bool) -> Float[Array, "m n"]:
-    """a @ b.T in a's dtype, rounded in blocks along the contraction; those of b are `square` or as
-    narrow as those of a."""
+    """a @ b.T in a's dtype, rounded in blocks along the contraction; b's blocks are `square` or as
+    narrow as a's."""
     mesh = get_abstract_mesh()
     left = [axis for axis, size in mesh.shape.items() if size > 1 and axis not in mesh.manual_axes]
     if target().capability >= _HOPPER and not (left and mesh.manual_axes):
@@ -102,7 +103,7 @@ def _rounded(x: Float[Array, "m n"], block: tuple[int, int]) -> Float[Array, "m 
 
 
 def _by_device(product: Any) -> Any:
-    """`product(a, b)` on what each device holds; sums those of a contraction that is split."""
+    """`product(a, b)` of what each device holds, summed if the contraction is split."""
 
     def partition(mesh: Mesh, operands: Any, result: Any) -> Any:
         (rows, summed), (columns, _) = (_axes(x.sharding.spec) for x in operands)

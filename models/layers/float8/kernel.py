@@ -2,9 +2,10 @@
 of a Hopper GPU, in Pallas/Triton (DeepSeek-V3, arXiv 2412.19437, section 3.3).
 
 A program multiplies 128 places of the contraction at a time in float8 and adds each such product,
-scaled, to f32 registers: partial sums never reach memory, and what the tensor cores lose (they keep
-about 14 bits of a float8 sum) is not lost over more than 128 places. Pallas' own product of float8
-asks for exact sums, which Triton then makes in float16 at half the speed; hence the primitive here.
+scaled, to f32 registers: partial sums never reach memory, and the tensor cores' loss of precision
+(they keep about 14 bits of a float8 sum) extends over no more than 128 places. Pallas' own float8
+product asks for exact sums, which Triton then makes in float16 at half the speed; hence the
+primitive.
 """
 
 from functools import partial
@@ -37,7 +38,7 @@ def block_product(
     """Σ over blocks of a_scale · b_scale · (a's block @ b's block transposed), summed in f32.
 
     Args:
-      a, b: e4m3, the contraction last in both, as the tensor cores want float8 in memory.
+      a, b: e4m3, with the contraction last in both, as the tensor cores require of float8.
       a_scale: f32, one for each row and 128 places of the contraction.
       b_scale: the same, or one for every 128 rows too (n/128 of them, rounded up).
       interpret: runs the kernel step by step on any backend.
@@ -91,7 +92,7 @@ def _plain_dot(
 
 
 def _triton_dot(context: Any, a: Any, b: Any, total: Any) -> Any:
-    """Triton's product, with leave to sum as the tensor cores do."""
+    """Triton's product, allowed to sum as the tensor cores do."""
     return dialect.dot(a, dialect.trans(b, (1, 0)), total, max_num_imprecise_acc=_INEXACT)
 
 

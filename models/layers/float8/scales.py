@@ -11,13 +11,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 BLOCK = 128
-"""Side of a kernel's blocks, and length of those of an activation or gradient."""
+"""Side of a kernel's blocks, and length of the blocks of an activation or gradient."""
 
 _MANTISSA = 0x7FFFFF
 
 
 def scale_of(amax: Float[Array, "*s"], kind: Any) -> Float[Array, "*s"]:
-    """The least power of two by which amax divided fits `kind`; 1 for no or no finite amax."""
+    """Smallest power of two that scales amax into `kind`; 1 if amax is 0 or not finite."""
     needed = jnp.maximum(amax / float(jnp.finfo(kind).max), jnp.finfo(jnp.float32).tiny)
     bits = jax.lax.bitcast_convert_type(needed, jnp.int32)
     scale = jax.lax.bitcast_convert_type((bits + _MANTISSA) & ~_MANTISSA, jnp.float32)
@@ -25,7 +25,7 @@ def scale_of(amax: Float[Array, "*s"], kind: Any) -> Float[Array, "*s"]:
 
 
 def quantise(x: Array, scale: Array, kind: Any) -> Array:
-    """x / scale, clipped to what `kind` holds; NaN stays, and infinity becomes NaN, so that a
+    """x / scale, clipped to the range of `kind`; NaN stays, and infinity becomes NaN, so that a
     diverged step still shows."""
     largest = float(jnp.finfo(kind).max)
     scaled = x.astype(jnp.float32) / scale
@@ -34,8 +34,8 @@ def quantise(x: Array, scale: Array, kind: Any) -> Array:
 
 
 def block_scales(x: Float[Array, "m n"], block: tuple[int, int]) -> Float[Array, "p q"]:
-    """One scale in e4m3 for every block, of which the last in a dimension may be short; NaN where a
-    number of the block is not finite."""
+    """One scale for e4m3 for every block (the last in a dimension may be short); NaN where a number
+    of the block is not finite."""
     amax = block_amax(x, block)
     return jnp.where(jnp.isfinite(amax), scale_of(amax, jnp.float8_e4m3fn), jnp.nan)
 
@@ -43,12 +43,12 @@ def block_scales(x: Float[Array, "m n"], block: tuple[int, int]) -> Float[Array,
 def in_blocks(
     x: Float[Array, "m n"], scale: Float[Array, "p q"], block: tuple[int, int]
 ) -> Float[Array, "m n"]:
-    """x in e4m3 under `block_scales`; all of a block is NaN if a number in it is not finite."""
+    """x in e4m3 under `block_scales`; a whole block is NaN if a number in it is not finite."""
     return quantise(x, spread(scale, block, x.shape), jnp.float8_e4m3fn)
 
 
 def block_amax(x: Float[Array, "m n"], block: tuple[int, int]) -> Float[Array, "p q"]:
-    """Largest magnitude of every block, f32; the last of a dimension may be short."""
+    """Largest magnitude of every block, f32; the last block in a dimension may be short."""
     (m, n), (rows, columns) = x.shape, block
     padded = jnp.pad(x, ((0, -m % rows), (0, -n % columns)))
     tiles = padded.reshape(-1, rows, padded.shape[1] // columns, columns)
@@ -58,6 +58,6 @@ def block_amax(x: Float[Array, "m n"], block: tuple[int, int]) -> Float[Array, "
 def spread(
     scale: Float[Array, "p q"], block: tuple[int, int], shape: tuple[int, ...]
 ) -> Float[Array, "m n"]:
-    """Every block's scale at all places of a matrix of that shape."""
+    """Every block's scale, repeated at all places of a matrix of shape `shape`."""
     tall = jnp.repeat(scale, block[0], axis=0)[: shape[0]]
     return jnp.repeat(tall, block[1], axis=1)[:, : shape[1]]

@@ -1,7 +1,7 @@
-"""π0-FAST in openpi's Orbax directories and LeRobot's safetensors: names, and sizes by shapes.
+"""π0-FAST in openpi's Orbax directories and LeRobot's safetensors: names, and sizes from shapes.
 
-Both keep the names that their π0 has for the vision tower and the language model, without an action
-expert. LeRobot's scores may be made by a table of their own, which it no longer ties to the
+Both use their π0's names for the vision tower and the language model, and have no action expert. In
+LeRobot's files, the scores may have a separate table, which LeRobot no longer ties to the
 embedding.
 """
 
@@ -44,12 +44,12 @@ TABLES = (OPENPI, LEROBOT, LEROBOT_UNTIED)
 
 
 def is_fast(source: CheckpointSource) -> bool:
-    """The parameters of an openpi checkpoint are a vision tower's and a language model's alone."""
+    """True if an openpi checkpoint has only parameters of a vision tower and a language model."""
     return not any(_EXPERTS.search(name) for name in source.shapes)
 
 
 def lerobot_table(source: CheckpointSource) -> Table:
-    """LeRobot's table, by whether scores have one of their own."""
+    """LeRobot's rename table, by whether the scores have an embedding table of their own."""
     embedding = LEROBOT.by_path["embedding"].theirs
     return LEROBOT_UNTIED if {_HEAD, embedding} <= source.shapes.keys() else LEROBOT
 
@@ -57,14 +57,14 @@ def lerobot_table(source: CheckpointSource) -> Table:
 def config(
     source: CheckpointSource, table: Table, known: Mapping[str, int] | None = None
 ) -> Pi0FastConfig:
-    """A config off the checkpoint's shapes by the rules of `table`; robots' sizes are openpi's
-    defaults.
+    """A config inferred from the checkpoint's shapes by the rules of `table`; robots' sizes are
+    openpi's defaults.
 
     Args:
       known: sizes of axes that the checkpoint merges.
 
     Raises:
-      ValueError: parameters are missing without which sizes cannot be told (all such are listed).
+      ValueError: parameters that determine sizes are missing (all of them are listed).
     """
     shapes = our_shapes(table, source.shapes, known)
     if missing := [f"{p} ({table.by_path[p].theirs})" for p in _NEEDED if p not in shapes]:

@@ -1,7 +1,7 @@
-"""A π0-FAST written as openpi's checkpoint, with its robot's scales and, beside them, the FAST
+"""Export of a π0-FAST as openpi's checkpoint, with its robot's scales and, beside them, the FAST
 tokenizer, for which openpi's own layout has no place.
 
-What openpi would read otherwise than we do is refused, not dropped.
+Anything that openpi would read differently is refused, not dropped.
 """
 
 from pathlib import Path
@@ -14,13 +14,13 @@ from models.policy import Policy
 
 
 def write_openpi(policy: Policy, target: Path) -> None:
-    """Writes the parameters as openpi's Orbax directory, adapters as `lora.for_openpi` says,
+    """Writes the parameters as openpi's Orbax directory (adapters as in `lora.for_openpi`),
     norm_stats.json, and a folder `fast` that `load_policy(fast=…)` and transformers' AutoProcessor
-    open.
+    can open.
 
     Raises:
-      ValueError: openpi's π0-FAST writes its text or places, or scores its words, otherwise, or
-        counts FAST's ids from elsewhere.
+      ValueError: openpi's π0-FAST writes its text or places, or scores its words, differently, or
+        its FAST ids start elsewhere.
     """
     config, processor = policy.model.config, policy.processor
     if config.writing != "openpi":

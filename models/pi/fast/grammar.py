@@ -1,10 +1,10 @@
-"""The grammar of chunks written in FAST tokens: which token may come next, so that what is written
-is always a chunk, and the numbers that the tokens stand for.
+"""The grammar of chunks written in FAST tokens: which token may come next, so that the tokens
+always form a chunk, and the numbers that the tokens stand for.
 
 A FAST token is a run of bytes, which may begin or end inside a character of UTF-8, and each
-character is a coefficient (arXiv 2501.09747). So an automaton over UTF-8's states and the
-coefficients left tells for every token whether a whole chunk can still follow; its tables are small
-enough to be read at every step on the device.
+character is a coefficient (arXiv 2501.09747). So an automaton over UTF-8's states and the number of
+coefficients left decides for every token whether a whole chunk can still follow. Its tables are
+small enough to be read at every step on the device.
 """
 
 import json
@@ -24,8 +24,8 @@ _LONGEST_CHARACTER = 4
 
 
 class Rest(NamedTuple):
-    """Rest of a chunk: coefficients that no byte has begun or that are not whole yet, and
-    the state of UTF-8 inside the character that is begun."""
+    """Rest of a chunk: the number of coefficients that are not complete, and the state of UTF-8
+    inside the current character."""
 
     coefficients: Int[Array, "*b"]
     inside: Int[Array, "*b"]
@@ -56,7 +56,7 @@ class Grammar:
                 )
 
     def begin(self, embodiment: Int[Array, "*b"]) -> Rest:
-        """All of a chunk of these embodiments."""
+        """The rest at the beginning: a whole chunk of each embodiment."""
         count = self.horizon * jnp.asarray(self.dims)[embodiment]
         return Rest(count, jnp.zeros_like(count))
 
@@ -76,7 +76,7 @@ class Grammar:
         self, tokens: Int[Array, " n"], count: Int[Array, ""], embodiment: Int[Array, ""]
     ) -> Float[Array, "h a"]:
         """The normalised chunk that the first `count` tokens spell, f32, in as many dims as the
-        embodiment with most has; 0 in the others."""
+        largest embodiment has; 0 in the dims that this one lacks."""
         width = max(self.dims)
         most = self.horizon * width
         dims = jnp.asarray(self.dims)[embodiment]
@@ -120,7 +120,7 @@ class Grammar:
 
     @cached_property
     def _bytes(self) -> tuple[UInt8[np.ndarray, "v l"], Int[np.ndarray, " v"]]:
-        """Bytes of each token, and how many they are."""
+        """Bytes of each token, and their number."""
         found = self._spelt
         table = np.zeros((len(found), max(map(len, found), default=1) or 1), np.uint8)
         for row, spelt in zip(table, found, strict=True):
@@ -129,8 +129,8 @@ class Grammar:
 
     @cached_property
     def _steps(self) -> tuple[Int[np.ndarray, "s v"], Int[np.ndarray, "s v"]]:
-        """From each state of UTF-8, for each token: characters that it finishes, and the state that
-        it leaves; −1 where it breaks UTF-8, or is no token at all."""
+        """From each state of UTF-8, for each token: the number of characters that it finishes, and
+        the state after it; −1 where it breaks UTF-8, or is not a token."""
         found = self._spelt
         finished = np.zeros((len(_STATES), len(found)), np.int32)
         inside = np.full(finished.shape, -1, np.int32)
@@ -142,7 +142,7 @@ class Grammar:
 
     @cached_property
     def _fewest(self) -> Int[np.ndarray, "n s"]:
-        """Tokens that the rest of a chunk takes at least; `_NEVER` where none are enough."""
+        """Fewest tokens that finish the rest of a chunk; `_NEVER` where no tokens do."""
         finished, inside = self._steps
         moves = [
             np.unique(np.stack([f, i], 1)[i >= 0], axis=0)
@@ -152,7 +152,7 @@ class Grammar:
         fewest = np.full((most + 1, len(_STATES)), _NEVER, np.int32)
         fewest[0, 0] = 0
         for left in range(most + 1):
-            for _ in range(_LONGEST_CHARACTER):  # tokens that only begin or go on a character
+            for _ in range(_LONGEST_CHARACTER):  # tokens that only begin or continue a character
                 for state, (characters, after) in enumerate(m.T for m in moves):
                     rest = left - characters
                     costs = np.where(rest >= 0, fewest[np.maximum(rest, 0), after], _NEVER)
@@ -166,7 +166,7 @@ def token_bytes(fast: Fast) -> list[bytes]:
     """Bytes that each token spells; none for ids without a token.
 
     Raises:
-      ValueError: the tokenizer decodes in another way than FAST's (bytes, or plain characters).
+      ValueError: the tokenizer decodes differently from FAST's (bytes, or plain characters).
     """
     decoder = (json.loads(fast.bpe).get("decoder") or {}).get("type")
     if decoder not in ("ByteLevel", "Fuse"):
@@ -184,8 +184,8 @@ def _spelt(text: str | None, letters: dict[str, int]) -> bytes:
 
 
 def _letters() -> dict[str, int]:
-    """The byte that each letter of byte-level BPE stands for: a printable one itself, the others
-    those from U+0100 on (GPT-2)."""
+    """The byte that each letter of byte-level BPE stands for: printable bytes stand for themselves,
+    the others are letters from U+0100 on (GPT-2)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
@@ -201,8 +201,8 @@ _STATES = (
     (3, 0x90, 0xBF),
     (3, 0x80, 0x8F),
 )
-"""Inside a character: bytes to come, and from where to where the next may lie; first, between
-characters."""
+"""States inside a character: bytes to come, and the range of the next byte. The first state is
+between characters."""
 _LEADS = (
     (0x00, 0x7F, 0),
     (0xC2, 0xDF, 1),
@@ -214,11 +214,11 @@ _LEADS = (
     (0xF1, 0xF3, 3),
     (0xF4, 0xF4, 7),
 )
-"""First bytes of characters, from where to where, and the state that they leave."""
+"""Ranges of the first bytes of characters, and the state after them."""
 
 
 def _run(state: int, spelt: bytes) -> tuple[int, int]:
-    """Characters that bytes finish, and the state that they leave; (0, −1) if they break UTF-8."""
+    """Number of characters that bytes finish, and the state after; (0, −1) if they break UTF-8."""
     finished = 0
     for byte in spelt:
         left, low, high = _STATES[state]

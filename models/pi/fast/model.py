@@ -1,8 +1,8 @@
 """π0-FAST (arXiv 2501.09747): a vision tower and a language model that writes the action chunk
-itself, as FAST tokens, one after the other.
+itself, one FAST token after the other.
 
-Pictures and prompt are a prefix that is seen both ways, what is written is causal, and the loss is
-the cross-entropy of the writing. Layers and packed rows are those of π0; sampling reads the prefix
+Pictures and prompt are a prefix with bidirectional attention, the written tokens are causal, and
+the loss is their cross-entropy. Layers and packed rows are those of π0; sampling reads the prefix
 once and keeps every token's keys and values. Checked against openpi's `Pi0FAST`.
 """
 
@@ -102,7 +102,7 @@ class Pi0FastConfig(ModelConfig, family="pi0_fast"):
         return Pi0Fast(self)
 
     def stacks(self, layout: Layout) -> tuple[Stack, ...]:
-        """The layers that a row passes; what is written passes the language model's too."""
+        """Layers that a row passes through; written tokens pass the language model's too."""
         vision, language = self.vision, self.language
         pictures = layout.images * layout.tokens_per_image
         places = layout.prefix + layout.samples * layout.targets
@@ -113,7 +113,7 @@ class Pi0FastConfig(ModelConfig, family="pi0_fast"):
         )
 
     def recomputing(self, remat: Remat) -> "Pi0FastConfig":
-        """With so much of every stack's forward pass recomputed in backward."""
+        """The same config with this much of every stack's forward pass recomputed in backward."""
         return replace(
             self,
             vision=replace(self.vision, remat=remat),
@@ -126,9 +126,9 @@ class Pi0FastConfig(ModelConfig, family="pi0_fast"):
 
 @dataclass(frozen=True)
 class Pi0Fast:
-    """The model as functions of (parameters, batch, key). Only one that was told its `Processor`
-    can write: `grammar` is the grammar of its chunks, `top` the id of FAST's token 0 and `opening`
-    the ids of what stands before a chunk."""
+    """The model as functions of (parameters, batch, key). Only a model that `reading` returned for
+    a `Processor` can write: `grammar` is the grammar of its chunks, `top` the id of FAST's token 0
+    and `opening` the ids of the tokens before a chunk."""
 
     config: Pi0FastConfig
     grammar: Grammar | None = None
@@ -142,11 +142,11 @@ class Pi0Fast:
         return (*SHARDING_RULES, (r"^head$", PartitionSpec(("tensor", "fsdp"))))
 
     def reading(self, processor: Processor) -> "Pi0Fast":
-        """The model that writes what `processor` can read.
+        """The model that writes chunks that `processor` can read.
 
         Raises:
-          ValueError: it has no tokenizer for actions or for text, or a chunk takes more tokens than
-            `config.steps`.
+          ValueError: `processor` has no tokenizer for actions or for text, or a chunk takes more
+            tokens than `config.steps`.
         """
         dims = tuple(len(robot.actions.offset) for robot in processor.embodiments)
         config = self.config
@@ -161,8 +161,8 @@ class Pi0Fast:
     def loss(
         self, params: Params, batch: PackedBatch, key: PRNGKeyArray
     ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        """Each sample's cross-entropy, in nats per token, times its (weighted) valid action
-        entries, summed; and these entries' count.
+        """Sum over samples of the cross-entropy, in nats per token, times the (weighted) number of
+        valid action entries; and the total of those numbers.
 
         Raises:
           ValueError: the batch has no places for targets.
@@ -177,8 +177,8 @@ class Pi0Fast:
     def predict_tokens(
         self, params: Params, batch: PackedBatch, length: int, end: int
     ) -> Int[Array, "r k length"]:
-        """The likeliest next tokens of all words, one by one, whether they spell a chunk or not;
-        from the first `end` on, all are that."""
+        """The likeliest next tokens among all words, one by one, whether or not they spell a chunk;
+        all tokens after the first `end` are `end`."""
         modules = self._modules.bind(params)
         cache, last = modules.begun(batch)
         return targets.greedy(
@@ -189,13 +189,14 @@ class Pi0Fast:
     def write(
         self, params: Params, batch: PackedBatch, noise: Float[Array, "r k h a"]
     ) -> tuple[Int[Array, "r k n"], Int[Array, "r k"]]:
-        """FAST tokens that spell one chunk exactly, and their number.
+        """FAST tokens that spell exactly one chunk, and their number.
 
-        Of the tokens after which a chunk can still be finished the likeliest is taken, or one drawn
-        at `config.temperature`; all that a draw depends on are the bits of the row's `noise`.
+        At each step, only tokens after which a chunk can still be finished are allowed. The
+        likeliest of them is taken, or one is sampled at `config.temperature`; all randomness comes
+        from the bits of the sample's `noise`.
 
         Raises:
-          ValueError: the model was not told its processor.
+          ValueError: the model was given no processor.
         """
         grammar = self._grammar
         config, modules = self.config, self._modules.bind(params)
@@ -257,11 +258,11 @@ class Pi0Fast:
         steps: int | None = None,
         guidance: Guidance | Given | None = None,
     ) -> Float[Array, "r k h a"]:
-        """Normalised action chunks, of as many dims as the robot has; 0 in the others.
+        """Normalised action chunks, with as many dims as the robot has; 0 in the others.
 
         Raises:
-          ValueError: the model was not told its processor, `steps` is not the config's, or there is
-            a chunk to continue.
+          ValueError: the model was given no processor, `steps` is not the config's, or there is a
+            chunk to continue.
         """
         if guidance is not None:
             raise ValueError(
@@ -289,7 +290,7 @@ class Pi0Fast:
 
     @property
     def _gap(self) -> int:
-        """Positions that are left out before the first token written."""
+        """Number of positions skipped before the first written token."""
         return int(self.config.writing == "openpi")
 
     @cached_property
@@ -321,8 +322,9 @@ class _Modules(nnx.Module):
         return self.head[...] if self.config.head else self.embedding[...]
 
     def begun(self, batch: PackedBatch, *, blind: bool = False) -> tuple[Cache, Int[Array, "r k"]]:
-        """The language model's cache of each prefix but its last token, and that token, from which
-        the writing goes on: read again, it sees the others and itself as it did in the prefix.
+        """The language model's cache of each prefix without its last token, and that token, from
+        which writing continues. When read again, that token attends to the others and itself as it
+        did in the prefix.
 
         Args:
           blind: the prefix does not see its last token.
