@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from parallel.evaluations import HELD_OUT_LOSS, Evaluations
+from parallel.hooks import due
 from parallel.monitor import goodput, metrics
 from parallel.runs.json_lines import sound_lines
 from parallel.runs.run_folder import CONFIG_NAME, ORIGIN_NAME, SAVED_NAME
@@ -82,7 +83,7 @@ class SeenRun:
         else:
             orderly = not self.left and (kept or not self.saved)
         if self.steps is not None and self.done >= self.steps and (orderly or kept):
-            return "finished"
+            return "stopped" if self._owes_evaluation else "finished"
         if self._stopped_early:
             return "stopped early"
         return "stopped" if orderly else "interrupted"
@@ -96,6 +97,18 @@ class SeenRun:
     def names(self) -> list[str]:
         """All its metrics, in the order in which they first came."""
         return list(dict.fromkeys(name for row in self.rows for name in row if name != "step"))
+
+    @property
+    def _owes_evaluation(self) -> bool:
+        """True if a stop put off the evaluation after the last step, which `--resume` makes."""
+        trainer = self.config.get("trainer")
+        every = trainer.get("eval_every") if isinstance(trainer, dict) else None
+        evaluated = [step for step, _ in self.points(HELD_OUT_LOSS)]
+        return (
+            type(every) is int
+            and due(self.done, every)
+            and self.done > max(evaluated, default=self.done)
+        )
 
     @property
     def _stopped_early(self) -> bool:

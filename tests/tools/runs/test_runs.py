@@ -148,6 +148,21 @@ def test_a_run_whose_last_steps_are_lost_was_interrupted_though_it_made_them(tmp
     assert status(tmp_path / "g", rl=True, locked_by=dead) == "interrupted"
 
 
+@pytest.mark.parametrize(("every", "expected"), [(3, "stopped"), (4, "finished"), (0, "finished")])
+def test_a_run_that_owes_its_last_evaluation_is_not_finished(tmp_path, every, expected):
+    run = made(tmp_path / "a", [3.0, 2.0, 1.0], 3)
+    (run / "config.json").write_text(
+        json.dumps({"trainer": {"steps": 3, "eval_every": every, "save_every": 1}})
+    )
+    (run / "saved.json").write_text(json.dumps({"step": 3}))
+    path = run / "metrics.jsonl"
+    first = json.dumps({"step": 0, "val_loss": 2.0}) + "\n"
+    path.write_text(path.read_text() + first)
+    assert read_runs([run])[0].status == expected
+    path.write_text(path.read_text() + json.dumps({"step": 2, "val_loss": 1.0}) + "\n")
+    assert read_runs([run])[0].status == "finished"
+
+
 def test_a_population_has_made_the_steps_that_it_saved(tmp_path):
     run = made(tmp_path / "a", [])
     (run / "config.json").write_text(json.dumps({"rl": {"steps": 6}}))
