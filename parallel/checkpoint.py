@@ -2,8 +2,8 @@
 
 `checkpoints/<step>/` holds the arrays (orbax), JSON files for data position, config and assets, and
 the digests of all of them. A directory gets its number only once its files are digested and on
-disk, so what a killed run left half-written is never taken for a checkpoint, and what was damaged
-since is known before it is read. `models.checkpoints.own` reads them for acting.
+disk, so a checkpoint that a killed run left half-written is never taken for a complete one, and
+later damage is found before a checkpoint is read. `models.checkpoints.own` reads them for acting.
 """
 
 import json
@@ -40,13 +40,14 @@ _UNFINISHED = (".orbax-checkpoint-tmp", _DELETED, _SAVING)
 
 
 class CheckpointWriter:
-    """Saves into `directory`, in the background, and keeps the checkpoints that `keep` says, the
-    last so many or a `Retention`.
+    """Saves into `directory`, in the background, and keeps the checkpoints that `keep` selects: the
+    last `keep`, or those of a `Retention`.
 
-    Remains of a killed writer are removed first, so one directory has one writer at a time. What
-    cannot be removed is named on `console`, once, and tried again at every save. Use as a context
-    manager: leaving it waits for the save under way. `on_saved(step)` is called on the first host,
-    in the background, when a checkpoint has got its number; steps that are `held` then stay.
+    The remains of a killed writer are removed first, so a directory may have only one writer at a
+    time. A path that cannot be removed is reported on `console` once, and every save tries again to
+    remove it. Use as a context manager: leaving it waits for the save under way. The first host
+    calls `on_saved(step)` in the background once a checkpoint has its number. Steps that `held`
+    returns are kept.
     """
 
     def __init__(
@@ -72,14 +73,14 @@ class CheckpointWriter:
 
     def save(self, step: int, state: TrainState | dict[str, Any], position: Json) -> float:
         """Copies the state (or {"ema": parameters}, enough to act) to the host and returns; writing
-        goes on in the background. Returns the seconds it kept the caller.
+        continues in the background. Returns the seconds for which it blocked the caller.
 
-        Waits for the save before it and raises what went wrong there. Checkpoints of later steps
-        are of a history that was given up, and go when this one is complete.
+        Waits for the previous save first and raises its error. Checkpoints of later steps belong to
+        an abandoned history and are removed once this one is complete.
 
         Raises:
-          OSError: this save or the one before failed, on this host or another, as on a full disk;
-            the checkpoints before it are whole and what was written of it is gone.
+          OSError: this save or the one before failed, on this host or another, for example on a
+            full disk. Earlier checkpoints are intact, and the part that was written is removed.
         """
         begin = time.perf_counter()
         if isinstance(state, TrainState):
@@ -97,7 +98,7 @@ class CheckpointWriter:
         return time.perf_counter() - begin
 
     def wait(self) -> None:
-        """Returns when what was saved is on disk under its number.
+        """Returns when the saved checkpoint is on disk under its number.
 
         Raises:
           OSError: as `save`.
@@ -107,7 +108,7 @@ class CheckpointWriter:
             pending.result()
 
     def check(self) -> None:
-        """Raises what went wrong in the background so far; does not wait.
+        """Raises any error that has occurred in the background so far; does not wait.
 
         Raises:
           OSError: as `save`.
@@ -125,10 +126,10 @@ class CheckpointWriter:
             self._background.shutdown()
 
     def _commit(self, step: int, response: Any) -> None:
-        """Digests what orbax wrote, this host's share of it, and gives the directory its number
-        once all hosts have done so.
+        """Digests this host's share of the files that orbax wrote, and gives the directory its
+        number once all hosts have digested theirs.
 
-        A host that fails says so at once instead of waiting for those that wait for it.
+        A host that fails reports it at once, without waiting for the hosts that wait for it.
         """
         saving = self._directory / f".{step}{_SAVING}"
         try:
@@ -136,7 +137,7 @@ class CheckpointWriter:
             sizes = {name: (saving / name).stat().st_size for name in digests.names(saving)}
             mine = digests.share(sizes, host_index(), host_count())
             seen = {"files": list(sizes), "digests": digests.digest_files(saving, mine)}
-        except Exception as error:  # orbax passes on what tensorstore raises, ValueError too
+        except Exception as error:  # orbax passes on tensorstore's errors, ValueError too
             raise self._failed(step, _reason(error)) from error
 
         def decide(all_brought: list[str]) -> str:
@@ -164,7 +165,7 @@ class CheckpointWriter:
     def _failed(self, step: int, reason: str) -> OSError:
         if host_index() == 0:
             end = time.monotonic() + _TIDY_SECONDS  # other threads may not have given up yet
-            with suppress(OSError):  # of the folder itself, which the error says
+            with suppress(OSError):  # of the folder itself; the error below reports it
                 while (remains := list(self._directory.glob(f".{step}{_SAVING}*"))) and (
                     time.monotonic() < end
                 ):
@@ -187,8 +188,8 @@ class CheckpointWriter:
 
 
 def copy(path: Path, directory: Path) -> None:
-    """Makes a copy of the checkpoint at `path`, file for file, the only one in `directory`. What is
-    there under its number is whole at any time.
+    """Copies the checkpoint at `path`, file by file, and leaves it as the only one in `directory`.
+    A checkpoint that has its number there is whole at any time.
 
     Raises:
       ValueError: the checkpoint is damaged.
@@ -203,13 +204,14 @@ def copy(path: Path, directory: Path) -> None:
 
 
 def newest_good(directory: Path, console: Console | None = None) -> int | None:
-    """The last step whose files all hold what was saved; None if nothing was ever saved.
+    """The last step whose files all match their digests; None if nothing was ever saved.
 
     Damaged checkpoints after it are set aside as `<step>.damaged`, each with a line on `console`.
-    All hosts call it and get the same step; each reads its share of the files.
+    All hosts must call this function; they get the same step, and each reads its share of the
+    files.
 
     Raises:
-      ValueError: no checkpoint has digests, as versions before them wrote none.
+      ValueError: no checkpoint has digests; early versions wrote none.
       FileNotFoundError: there were checkpoints, but none is good.
     """
     directory, console = Path(directory).absolute(), console or Console(quiet=True)
@@ -241,16 +243,17 @@ def newest_good(directory: Path, console: Console | None = None) -> int | None:
 
 
 def latest(directory: Path) -> int | None:
-    """The last step with a complete checkpoint in `directory`, None if there is none; whether it is
-    still what was saved, `newest_good` tells."""
+    """The last step with a complete checkpoint in `directory`, None if there is none. Does not
+    check for damage; `newest_good` does."""
     return max(steps(directory), default=None)
 
 
 def restore(path: Path, abstract: State, verified: bool = False) -> State:
     """Loads the state of the checkpoint that `find(path)` names, straight into the shardings of
-    `abstract` (from `abstract_state`): no host or device holds more than its share. Whatever mesh
-    and number of hosts saved it, all of those now running call this, and each verifies a share,
-    unless it is `verified`: what `newest_good` has just named need not be read twice.
+    `abstract` (from `abstract_state`): no host or device holds more than its share. The mesh and
+    the number of hosts may differ from those that saved it. All running hosts must call this
+    function, and each verifies a share of the files. With `verified`, this check is skipped: a
+    checkpoint that `newest_good` has just named need not be read twice.
 
     Raises:
       FileNotFoundError: no checkpoint there.
@@ -269,7 +272,7 @@ def restore(path: Path, abstract: State, verified: bool = False) -> State:
 
 
 Left = Callable[[Path, OSError], None]
-"""Takes what could not be removed, and why."""
+"""Called with a path that could not be removed, and the error."""
 
 
 def _publish(
@@ -279,9 +282,9 @@ def _publish(
     left: Left = lambda path, error: None,
     held: Collection[int] = (),
 ) -> None:
-    """Gives a complete directory its number; of those up to it stay what `keep` says and those
-    `held`. Once it has it, only a later step that stays would be wrong: the run would go on from
-    that."""
+    """Gives a complete directory its number. Of the checkpoints up to it, those that `keep` selects
+    and those `held` stay. After the rename, only a later step that cannot be removed is an error,
+    as the run would resume from it."""
     directory = saving.parent
     final = directory / str(step)
     if os.path.lexists(final):
@@ -323,7 +326,7 @@ def _set_aside(path: Path, _: object) -> str:
 
 
 def _mark(path: Path, mark: str) -> Path:
-    """Renames a checkpoint so that it is none; returns where it is."""
+    """Renames a checkpoint so that it no longer counts as one; returns its new path."""
     marked, number = path.with_name(path.name + mark), 1
     while os.path.lexists(marked):
         number += 1
@@ -332,14 +335,14 @@ def _mark(path: Path, mark: str) -> Path:
 
 
 def _tidy(directory: Path, left: Left = lambda path, error: None) -> None:
-    """Removes what a killed writer left."""
+    """Removes the unfinished files of a killed writer."""
     for mark in _UNFINISHED:
         _remove(directory.glob(f"*{mark}*"), left)
 
 
 def _remove(paths: Iterable[Path], left: Left) -> None:
-    """Removes all of them that can be, of a link only the link. NFS keeps files that somebody still
-    reads, and their folder: all else in it goes."""
+    """Removes all paths that can be removed; of a link, only the link. NFS keeps files that
+    somebody still reads, and their folder; everything else in the folder is removed."""
     for path in list(paths):
         try:
             if path.is_symlink() or not path.is_dir():
@@ -349,7 +352,7 @@ def _remove(paths: Iterable[Path], left: Left) -> None:
             if path.exists():
                 shutil.rmtree(path)
         except FileNotFoundError:
-            continue  # it is gone, which NFS may say late
+            continue  # already gone; NFS may report it late
         except OSError as error:
             left(path, error)
 
@@ -369,11 +372,12 @@ def _standing(directory: Path) -> str:
 
 
 def _is_said_here(record: logging.LogRecord) -> bool:
-    """Drops the tracebacks that orbax logs of what it also raises, for `save` or `wait` to say."""
+    """Drops the tracebacks that orbax logs for errors that it also raises; `save` or `wait` reports
+    them."""
     return not (record.levelno >= logging.ERROR and "orbax" in record.pathname)
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of what went wrong: tensorstore's go on with where in its source."""
+    """The first line of an error's message; tensorstore's other lines name places in its source."""
     lines = str(error).splitlines() or [type(error).__name__]
     return lines[0].strip().rstrip(".")

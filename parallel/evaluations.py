@@ -12,13 +12,13 @@ from parallel.monitor.metrics import read_metrics
 
 HELD_OUT_LOSS = "val_loss"
 LATE = "evaluated_late"
-"""Name, beside what it found, of an evaluation that a stop put off until the run went on."""
+"""Name logged with the metrics of an evaluation that a stop put off until the run resumed."""
 
 
 class Evaluations:
-    """Values of `metric` by the number of steps made; what is not finite has no place in `finite`,
-    but counts as an evaluation that was no better. With `patience`, so many of these in a row end
-    the run."""
+    """Values of `metric` by the number of steps made. A value that is not finite is left out of
+    `finite` but counts as an evaluation without improvement. `patience` such evaluations in a row
+    end the run (0: never)."""
 
     def __init__(self, metric: str, patience: int = 0) -> None:
         self.metric, self._patience = metric, patience
@@ -26,16 +26,17 @@ class Evaluations:
         self.finite: dict[int, float] = {}
 
     def add(self, step: int, found: Mapping[str, float]) -> None:
-        """Takes what the evaluations after `step` steps found.
+        """Takes the metrics of the evaluations after `step` steps.
 
         Raises:
-          ValueError: the metric is not among it.
+          ValueError: the metric is not among them.
         """
         check_metric(self.metric, sorted(found))
         self._put(step, found[self.metric])
 
     def restore(self, directory: Path, done: int) -> None:
-        """Takes what the run in `directory` found in its first `done` steps; all hosts get it."""
+        """Takes the values that the run in `directory` logged in its first `done` steps; all hosts
+        get them."""
 
         def read(_: list[str]) -> str:
             rows = read_metrics(directory)
@@ -46,14 +47,14 @@ class Evaluations:
         self.take(json.loads(agree("evaluations", "", read)))
 
     def take(self, rows: Sequence[Mapping[str, float]]) -> None:
-        """Takes what lines of metrics.jsonl hold of it."""
+        """Takes the values in lines of metrics.jsonl."""
         for row in rows:
             if self.metric in row:
                 self._put(int(row["step"]) + 1, row[self.metric])
 
     @property
     def verdict(self) -> str:
-        """Reason to end the run; "" as long as it gets better."""
+        """Reason to end the run; "" as long as the metric improves."""
         steps = sorted(self._values)
         best = min(self.finite, key=lambda step: (self.finite[step], step), default=None)
         since = steps if best is None else steps[steps.index(best) + 1 :]
@@ -83,10 +84,10 @@ def made_late(directory: Path, done: int) -> bool:
 
 
 def check_judged(keep_best: str, patience: int, eval_every: int, save_every: int) -> None:
-    """Refuses settings of a trainer by which no checkpoint could be judged.
+    """Refuses a trainer's settings under which few or none of its checkpoints could be judged.
 
     Raises:
-      ValueError: it is so.
+      ValueError: the settings are of this kind.
     """
     if not (keep_best or patience):
         return

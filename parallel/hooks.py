@@ -9,9 +9,9 @@ State = TypeVar("State")
 class Hook(NamedTuple, Generic[State]):
     """`call(step, state, stopping)` after every `every` steps (0: never).
 
-    It gets the number of steps made and what they left: the `TrainState` of a training run, the
-    policy's parameters in RL. It returns what is to be logged of that step, must not keep the
-    state, and between its parts asks `stopping()`, on all hosts alike, and returns at once if that
+    It gets the number of steps made and the resulting state: the `TrainState` of a training run, or
+    the policy's parameters in RL. It returns the metrics to log for that step and must not keep the
+    state. Between its parts it calls `stopping()`, on all hosts alike, and returns at once if that
     is true. With `ends` it is also due after the last step, and in RL before the first.
     """
 

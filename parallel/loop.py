@@ -1,7 +1,8 @@
-"""The steps of a run from one state on, until the last, a signal to any host, or a bad step.
+"""The training loop: runs steps from a given state until the last one, a signal to any host, or a
+bad step.
 
-Batches wait on the device ahead of time and metrics are read late, so neither data nor logging
-stops the device while they keep up. What a host decides, it decides by what all hosts read.
+Batches are put on the device ahead of time and metrics are read late, so neither data nor logging
+stops the device as long as they keep up. A host bases its decisions on values that all hosts read.
 """
 
 import time
@@ -79,13 +80,14 @@ class TrainerConfig:
 
 @dataclass
 class Loop:
-    """Steps of a run, whichever state they go on from, with all they need.
+    """Runs the steps of a run from any of its states; holds all that they need.
 
-    `saved` is the step of the last checkpoint; `stopped` the host that was told to stop and the
-    signal's number, once all know it; `owed` the step after which a stop left an evaluation unmade,
-    which comes first where the run goes on from there; `verdict` why the run ends before its last
-    step, judged by its `evaluations`. A host whose logs cannot be written, which `failure` keeps,
-    is told to stop by `UNLOGGED`. `flops` counts a global batch's, see `monitor.speed.model_flops`.
+    `saved` is the step of the last checkpoint. `stopped` is the host that was told to stop and the
+    signal's number, once all hosts know it. `owed` is the step whose evaluation a stop prevented; a
+    run that resumes from there makes it first. `verdict` is the reason to end the run before its
+    last step, judged by its `evaluations`. If a host's logs cannot be written, `failure` keeps the
+    error and the host is told to stop with `UNLOGGED`. `flops` counts the FLOPs of a global batch,
+    see `monitor.speed.model_flops`.
     """
 
     config: TrainerConfig
@@ -114,13 +116,13 @@ class Loop:
         self._speed = Speed(self.mesh.size, self.mesh.devices.flat[0].device_kind)
 
     def run(self, state: TrainState, start: int, record: Json) -> tuple[TrainState, int, int]:
-        """Trains on from `state` after `start` steps; returns the state, the steps made and how
-        many of them were skipped. `record` is what the checkpoint of `start` holds as its position
-        (`at_data`), None at the beginning.
+        """Continues training from `state` after `start` steps; returns the state, the steps made
+        and how many of them were skipped. `record` is the position (`at_data`) in the checkpoint of
+        `start`, None at the beginning.
 
         Raises:
-          BadStep: where it stops the run, the state before it is saved; else what followed the
-            last checkpoint is lost.
+          BadStep: a step was bad. If it stops the run, the state before it is saved; else the steps
+            since the last checkpoint are lost.
           ValueError: the data ended.
         """
         config, record = self.config, record or at_data(None, 0, None)
@@ -202,7 +204,7 @@ class Loop:
             except BadStep as error:
                 if config.on_bad_step != "stop":
                     raise
-                bad = error  # the state is that before it
+                bad = error  # `state` is that before the bad step
             trace.close()
             done = log.made
             if done > start and done != self.saved:
@@ -228,11 +230,11 @@ class Loop:
             if not self.stop.should_stop():
                 raise
             self.console.print(f"After the signal, the loader: {error!r}", soft_wrap=True)
-            return None  # the signal ended the loader's processes too; what was trained is saved
+            return None  # the signal also ended the loader's processes; training so far is saved
 
     def _compile(self, state: TrainState, batch: PackedBatch, seed: Any) -> None:
-        """Apart from the first step, so that its time is known, and that a run told to stop
-        meanwhile leaves with nothing to save."""
+        """Compiles the step before it first runs, so that the compile time is known, and so that a
+        run that is told to stop meanwhile ends with nothing to save."""
         self.ledger.spend("start")
         note("compiling")
         facts = put_facts(HostFacts(0, np.inf, 0, 0), self.mesh)
@@ -260,7 +262,8 @@ class Loop:
         return [hook for hook in self.hooks if hook.due(done, self.config.steps)]
 
     def _evaluate(self, done: int, state: TrainState, log: StepLog) -> None:
-        """Calls the hooks that are due and logs what they found; what a stop forbids is owed."""
+        """Calls the hooks that are due and logs their metrics; an evaluation that a stop prevents
+        is owed."""
         found: dict[str, float] = {LATE: 1.0} if self.owed == done else {}
         self.owed = done
         if self.stopped:
@@ -281,7 +284,8 @@ class Loop:
                 self.verdict = agree("verdict", "", lambda _: said)
 
     def _stopping(self) -> bool:
-        """True if any host was told to stop: all must ask at the same point of an evaluation."""
+        """True if any host was told to stop; all hosts must call it at the same point of an
+        evaluation."""
         self.stopped = self.stopped or any_host(self.stop.number)
         return self.stopped is not None
 
@@ -300,7 +304,7 @@ class Loop:
         note("saving")
         owed = self.owed == done
         position = at_data(self.position(done + offset), offset, spikes.record(), owed)
-        log.sync()  # so that metrics never lag a checkpoint
+        log.sync()  # so that metrics never lag behind a checkpoint
         with self.failure.kept():
             self.ledger.sync()
         blocked = self.checkpoints.save(done, state, position)

@@ -1,8 +1,8 @@
 """The device mesh: which axis of a computation runs over which devices.
 
-Rows of a batch are split over `data` and `fsdp`; parameters over `fsdp` too, whose devices hold one
-copy between them. `tensor` splits heads and hidden units, `context` the places of a row, `stage`
-the layers; the devices along these three work on the same rows.
+Rows of a batch are split over `data` and `fsdp`. Parameters are also split over `fsdp`, whose
+devices together hold one copy. `tensor` splits heads and hidden units, `context` the places of a
+row, and `stage` the layers; the devices along these three axes work on the same rows.
 """
 
 import math
@@ -15,7 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from models.sharding import ROWS
 
 AXES = ("data", "fsdp", "stage", "context", "tensor")
-"""Slowest to fastest: neighbouring devices, which talk fastest, share tensors."""
+"""Axes from slowest to fastest: neighbouring devices, which communicate fastest, share tensors."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class MeshConfig:
 def make_mesh(
     config: MeshConfig = MeshConfig(), devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
-    """Arranges `devices` (all of the job's by default) along `AXES`.
+    """Arranges `devices` (by default, all devices of the job) along `AXES`.
 
     Raises:
       ValueError: the axes do not multiply to the number of devices.
@@ -54,11 +54,11 @@ def make_mesh(
 
 
 def _stage_first(mesh: Mesh) -> Mesh:
-    """The same device at the same coordinates, with "stage" named before the other axes.
+    """The same mesh, each device at the same coordinates, with "stage" named before the other axes.
 
-    A pipeline's `shard_map` over "stage" has others over rows and places within. Since 0.11 XLA's
-    compiler aborts the process ("Manual axes must be sorted by mesh axis index") where an outer one
-    is over an axis that the mesh names later than the inner one's.
+    Inside a pipeline's `shard_map` over "stage" are others over rows and places. Since 0.11 XLA's
+    compiler aborts the process ("Manual axes must be sorted by mesh axis index") if an outer
+    `shard_map` is over an axis that the mesh names later than the axis of an inner one.
     """
     order = ["stage", *(axis for axis in mesh.axis_names if axis != "stage")]
     devices = mesh.devices.transpose([mesh.axis_names.index(axis) for axis in order])
@@ -66,7 +66,7 @@ def _stage_first(mesh: Mesh) -> Mesh:
 
 
 def row_shards(mesh: Mesh) -> int:
-    """Into how many parts the rows of a batch are split."""
+    """Number of parts that the rows of a batch are split into."""
     return math.prod(mesh.shape[axis] for axis in ROWS)
 
 
@@ -76,7 +76,7 @@ def rows_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Sharding of arrays that every device holds whole."""
+    """Sharding of arrays of which every device holds a full copy."""
     return NamedSharding(mesh, PartitionSpec())
 
 

@@ -1,10 +1,10 @@
-"""Adam's moments in float8: a byte for each and two for every group of 128, an eighth and a quarter
-of what f32 takes.
+"""Adam's moments in float8: one byte per value and two per group of 128 values, about a quarter of
+the memory of f32.
 
-A group's values rarely have e4m3's range of 2.3·10⁵: the second moment overflows it, the first
-leaves most of it idle. COAT (arXiv 2410.19313) raises a group to the power that makes its range
-e4m3's. Rounding is stochastic, since an average that moves by less than half a code never moves
-when rounded to the nearest.
+A group's values rarely span e4m3's range of 2.3·10⁵: the second moment overflows it, and the first
+leaves most of it unused. COAT (arXiv 2410.19313) raises a group to the power that makes its range
+equal to e4m3's. Rounding is stochastic, since an average that changes by less than half a code
+would never change if rounded to the nearest.
 """
 
 from dataclasses import dataclass
@@ -30,8 +30,8 @@ _RANGE = _LARGEST / _SUBNORMAL
 class Float8:
     """sign(code) · 2^scale · |code / 448|^(16 / power), where groups lie along the last dimension.
 
-    Scales and powers change in steps, so that from one training step to the next most groups keep
-    theirs and their codes are rounded only by what was added.
+    Scales and powers change in steps, so most groups keep theirs from one training step to the
+    next, and only the change to their values is rounded.
     """
 
     codes: Float8e4m3fn[Array, "*d n"]
@@ -50,8 +50,8 @@ class MomentsState(NamedTuple):
 def scale_by_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
     """`optax.scale_by_adam` with its moments kept as `Float8` between steps.
 
-    This step's update is made of the moments before they are rounded. A draw depends on the step
-    and the leaf's place in the tree alone, so the mesh does not change it.
+    A step's update uses the moments before they are rounded. The random rounding depends only on
+    the step and on the leaf's place in the tree, so the mesh does not change it.
     """
 
     def init(params: Any) -> MomentsState:
@@ -81,13 +81,14 @@ def scale_by_adam(b1: float, b2: float, eps: float) -> optax.GradientTransformat
 def encode(
     x: Float[Array, "*d n"], key: PRNGKeyArray | None = None, least_power: float = 1.0
 ) -> Float8:
-    """x in float8; what is not 0 does not become 0, and the expected value of what `decode` gives
-    back is x (without a key: the nearest).
+    """x in float8. Values other than 0 do not become 0, and the expected value of the result of
+    `decode` is x (without a key, values are rounded to the nearest).
 
     Args:
-      least_power: bounds how far a wide range is pressed together: below e4m3's range to the power
-        1 / least_power, values take the smallest code. 1 for first moments, 1/2 for second ones,
-        being squares; a tiny second moment is then too large and its step too short.
+      least_power: bounds how far a wide range is compressed: values too small for e4m3's range to
+        the power 1 / least_power take the smallest code. Use 1 for first moments, and 1/2 for
+        second moments, which are squares; a tiny second moment is then too large and its step too
+        short.
     """
     grouped = _grouped(x)
     size = jnp.abs(grouped)
@@ -134,7 +135,7 @@ def _loaded(x: Any) -> Float[Array, "*d"]:
 
 
 def _grouped(x: Float[Array, "*d n"]) -> Float[Array, "*d g m"]:
-    """Groups of up to 128 along the last dimension, the last filled up with zeros."""
+    """Groups of up to 128 along the last dimension, the last padded with zeros."""
     length = min(GROUP, x.shape[-1])
     x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % length)])
     return x.reshape(*x.shape[:-1], -1, length)

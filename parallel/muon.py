@@ -1,7 +1,7 @@
 """Muon (Jordan 2024, scaled as arXiv 2502.16982): orthogonalised momentum for the matrices inside a
-network, Adam for all else: embeddings, norms, biases, what leads in and out.
+network, Adam for all else: embeddings, norms, biases, input and output layers.
 
-optax orthogonalises; this says which axes of our kernels are a matrix's two sides.
+optax orthogonalises; this module states which axes of our kernels are a matrix's two sides.
 """
 
 import math
@@ -15,13 +15,13 @@ from optax.contrib import MuonDimensionNumbers, scale_by_muon
 from models.sharding import path_name
 
 _RMS = 0.2
-"""Root mean square of an update, near Adam's, so that both take one learning rate."""
+"""Root mean square of an update, close to Adam's, so that both can use one learning rate."""
 
 
 def scale_by_muon_and_adam(
     matrices: str, b1: float, b2: float, eps: float, momentum: float = 0.95
 ) -> optax.GradientTransformation:
-    """Muon with Nesterov `momentum` for each parameter in whose path the regex `matrices` is found,
+    """Muon with Nesterov `momentum` for each parameter whose path matches the regex `matrices`,
     Adam with `b1`, `b2`, `eps` for the others."""
 
     def labels(params: Any) -> Any:
@@ -41,8 +41,8 @@ def _all_sides(params: Any) -> Any:
 
 
 def _sides(name: str, x: jax.Array) -> MuonDimensionNumbers:
-    """Axes that a kernel [*layers, *inner, *outer] takes in and gives out; heads and their width
-    are two (`models.layers.layers.Dense`)."""
+    """Input and output axes of a kernel [*layers, *inner, *outer]; heads and their width are two
+    axes (`models.layers.layers.Dense`)."""
     if x.ndim < 2:
         raise ValueError(
             f"optimizer.matrices finds {name} of shape {x.shape}, but Muon is for matrices; let "

@@ -2,7 +2,7 @@
 one config, for any parameter tree.
 
 A learning rate is one schedule times a factor for the parameter's group; a factor of 0 freezes. The
-schedule is apart from the transformation so that the learning rate can be logged.
+schedule is separate from the transformation so that the learning rate can be logged.
 """
 
 import math
@@ -25,7 +25,8 @@ from parallel.muon import scale_by_muon_and_adam
 
 _SCHEDULE_FREE = "schedule_free"
 _LARGEST_WHOLE = 4096
-"""Numbers in an array of the optimizer's state that every device may hold whole."""
+"""Largest number of elements of an array in the optimizer's state that every device may hold
+whole."""
 
 
 @dataclass(frozen=True)
@@ -101,19 +102,19 @@ def make_schedule(config: OptimizerConfig) -> optax.Schedule:
 
 
 def ends_with_the_run(config: OptimizerConfig) -> bool:
-    """True if the learning rate falls until the run's last step, so that a run of another number of
-    steps has another schedule from the first on."""
+    """True if the learning rate falls until the run's last step, so that a run with another number
+    of steps has a different schedule from its first step."""
     return config.decay_steps is None and config.schedule in ("cosine", "linear")
 
 
 def with_groups(
     config: OptimizerConfig, groups: Mapping[str, str], prefix: str = ""
 ) -> OptimizerConfig:
-    """The config with a regex in the place of each "@name" of `rate_factors`.
+    """The config with each "@name" of `rate_factors` replaced by a regex.
 
     Args:
-      groups: by name, what the paths of a group's parameters begin with (a regex).
-      prefix: of the model's parameters in the tree to train, such as "policy/".
+      groups: by name, a regex that the paths of a group's parameters begin with.
+      prefix: path of the model's parameters in the tree to train, such as "policy/".
 
     Raises:
       ValueError: there is no group of that name.
@@ -135,10 +136,10 @@ def with_groups(
 
 
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
-    """Clipping, then the method on the schedule.
+    """Gradient clipping, then the method with its schedule.
 
     Raises:
-      ValueError: as `make_schedule`, or a user's function makes no optax transformation.
+      ValueError: as `make_schedule`, or a user's function does not return an optax transformation.
       FileNotFoundError: its file is missing.
     """
     schedule = make_schedule(config)
@@ -160,8 +161,8 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
 
 
 def own_average(config: OptimizerConfig, state: Any, params: Any) -> Any | None:
-    """The average that the method itself keeps of the parameters, which is to be evaluated; None
-    for methods without."""
+    """The average of the parameters that the method itself keeps and that is to be evaluated; None
+    for methods without one."""
     return schedule_free_eval_params(state, params) if config.name == _SCHEDULE_FREE else None
 
 
@@ -179,12 +180,12 @@ def at_step(state: Any, step: Any) -> Any:
 
 
 def select(config: OptimizerConfig, params: Any) -> tuple[Any, Any]:
-    """Two trees of bool: what needs a gradient, and of that what the optimizer updates (not the
-    histories of float8 scales, which are replaced).
+    """Two trees of bool: the parameters that need a gradient, and those of them that the optimizer
+    updates (not the histories of float8 scales, which are replaced).
 
     Raises:
-      ValueError: `rate_factors` find no factor for a parameter (all such are listed), freeze all of
-        them, or one of their regexes decides for none; or `decayed` is found nowhere.
+      ValueError: `rate_factors` gives no factor to some parameters (all are listed), freezes all
+        parameters, or has a regex that decides for none; or `decayed` matches no parameter.
     """
     flat = jax.tree_util.tree_flatten_with_path(params)[0]
     names = [path_name(path) for path, _ in flat if not is_history(path)]
@@ -220,12 +221,13 @@ def select(config: OptimizerConfig, params: Any) -> tuple[Any, Any]:
 
 
 def state_shardings(state: Any, params: Any, placed: Any, mesh: Mesh) -> Any:
-    """Shardings of an optimizer's state (ShapeDtypeStructs): what belongs to a parameter is cut as
-    that is, in the dimensions that it still has and that divide; what is small is replicated.
+    """Shardings of an optimizer's state (ShapeDtypeStructs): an array that belongs to a parameter
+    is split like it, in the dimensions that it shares with the parameter and that divide evenly;
+    small arrays that belong to none are replicated.
 
     Args:
       params: ShapeDtypeStructs of the parameters that the optimizer updates.
-      placed: their NamedShardings, as the same tree.
+      placed: their NamedShardings, in the same tree structure.
 
     Raises:
       ValueError: over several devices, a large array belongs to no parameter.
@@ -255,8 +257,8 @@ def state_shardings(state: Any, params: Any, placed: Any, mesh: Mesh) -> Any:
 def _inherited(
     shape: tuple[int, ...], whole: tuple[int, ...], spec: PartitionSpec, mesh: Mesh
 ) -> PartitionSpec:
-    """The spec for an array made of one of shape `whole`: of as many dimensions, the last perhaps
-    shorter, or without some of them."""
+    """The spec for an array that derives from one of shape `whole`: it has as many dimensions, the
+    last perhaps shorter, or lacks some of them."""
     entries = list(zip(whole, (*spec, *[None] * (len(whole) - len(spec))), strict=True))
     kept: list[Any] = []
     for i, size in enumerate(shape):
@@ -309,7 +311,7 @@ def _map(function: Callable[[str, Any], Any], tree: Any) -> Any:
 
 
 def _deciding(config: OptimizerConfig, path: str) -> tuple[str, float] | None:
-    """The pair of `rate_factors` whose regex is the first to be found in the path."""
+    """The pair of `rate_factors` whose regex is the first that matches in the path."""
     return next((pair for pair in config.rate_factors if re.search(pair[0], path)), None)
 
 

@@ -1,7 +1,7 @@
 """Keeps a few batches on the device ahead of the step that needs them.
 
 A thread takes batches from the loader and puts them on the device, so the main thread waits only
-when data is late; `wait` says for how long, which is what a faster loader can win.
+when data is late; `wait` gives the time, which is what a faster loader could save.
 """
 
 import queue
@@ -24,8 +24,8 @@ class Prefetcher(Generic[T]):
     """Iterates over `put(item)` for the items of `source`, up to `depth` of them ahead.
 
     An exception of the source or of `put` is raised by the `next` that would have returned that
-    item. Of the last `next`, `wait` is the time in seconds that it waited, and `ready` how many
-    items were there when it was called. Use as a context manager.
+    item. For the last `next`, `wait` is the time in seconds that it waited, and `ready` is the
+    number of items that were ready when it was called. Use as a context manager.
     """
 
     def __init__(self, source: Iterator[Any], put: Callable[[Any], T], depth: int = 2) -> None:
@@ -44,8 +44,8 @@ class Prefetcher(Generic[T]):
         return self.take(lambda: False)
 
     def take(self, given_up: Callable[[], bool]) -> T:
-        """The next item; raises GivenUp once `given_up` says so, a tenth of a
-        second late at most."""
+        """The next item; raises GivenUp once `given_up` returns True, at most a tenth of a second
+        later."""
         start, self.ready = time.perf_counter(), self._queue.qsize()
         while not given_up():
             try:
@@ -57,13 +57,13 @@ class Prefetcher(Generic[T]):
             raise GivenUp
         self.wait = time.perf_counter() - start
         if error is not None or item is _END:
-            self._queue.put((item, error))  # asked again, the answer is the same
+            self._queue.put((item, error))  # the next call gets the same answer
             raise StopIteration if error is None else error
         return item
 
     def close(self) -> None:
-        """Ends the thread, dropping what was fetched but not taken; one whose source does not let
-        go within five seconds is left behind."""
+        """Ends the thread and drops items that were fetched but not taken; a thread whose source
+        does not return within five seconds is left behind."""
         self._stop.set()
         until = time.perf_counter() + _PATIENCE
         while self._thread.is_alive() and time.perf_counter() < until:

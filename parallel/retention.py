@@ -1,5 +1,5 @@
-"""Checkpoints that stay when a later one is saved: the last few, one in so many, the best; decided
-by orbax's preservation policies.
+"""Selection of the checkpoints to keep when a later one is saved: the last few, one every so many
+steps, and the best. It uses orbax's preservation policies.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,8 +12,8 @@ from orbax.checkpoint import v1 as ocp
 
 @dataclass(frozen=True)
 class Retention:
-    """The `last` so many, those of steps that `every` divides (0: none), and the one whose value in
-    `best` is lowest; steps that it lacks have none."""
+    """Keeps the `last` checkpoints, those of steps that `every` divides (0: none), and the one
+    whose value in `best` is lowest; a step that is not in `best` has no value."""
 
     last: int = 3
     every: int = 0
@@ -24,7 +24,7 @@ class Retention:
             raise ValueError(f"keep is {self.last}, but at least one checkpoint must be kept.")
 
     def stays(self, steps: Sequence[int]) -> set[int]:
-        """Steps, of these ascending ones, whose checkpoints stay."""
+        """The steps, out of `steps` (ascending), whose checkpoints are kept."""
         policies = ocp.training.preservation_policies
         rules: list[Any] = [policies.LatestN(self.last)]
         if self.every:

@@ -1,7 +1,8 @@
-"""One training step: gradients over the global batch, update, running average, all in one program.
+"""One training step as one program: gradients over the global batch, update and running average.
 
 Gradients of the summed loss are added over micro-batches and divided once by the global count, so
-neither accumulation nor the mesh changes what is learnt. State is born sharded and donated.
+neither accumulation nor the mesh changes what is learnt. The state is created sharded and its
+buffers are donated.
 """
 
 from collections.abc import Callable
@@ -33,7 +34,7 @@ from parallel.optimizer import (
 
 _INIT, _TRAIN = 0, 1
 _RUN_ONCE = {"xla_backend_optimization_level": 0}
-"""Compiles the many random draws of an initial state in a quarter of the time."""
+"""XLA options that compile the many random draws of an initial state in a quarter of the time."""
 
 _MOVED = ("all_gather", "reduce_scatter", "all_reduce")
 _PIPELINED = (
@@ -41,10 +42,10 @@ _PIPELINED = (
     if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11)
     else {f"xla_gpu_pipeline_{kind}": "COLLECTIVE_PIPELINING_MODE_ON" for kind in _MOVED}
 )
-"""XLA refuses an option by a name that it had before or will have."""
+"""XLA refuses an option under its older or its later name."""
 
 OVERLAP = {"gpu": {"xla_gpu_enable_latency_hiding_scheduler": True, **_PIPELINED}}
-"""XLA flags that run one layer's collectives behind another's products (docs/compile.md)."""
+"""XLA flags that overlap one layer's collectives with another's products (docs/compile.md)."""
 
 Params = Any
 Metrics = dict[str, Array]
@@ -64,8 +65,8 @@ class Trainable(Protocol):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
-    """All that a run carries from step to step; `step` counts the updates made. `ema` has None for
-    parameters that never move, of which one copy is enough."""
+    """The state that a run carries from step to step; `step` counts the updates made. `ema` has
+    None for frozen parameters, for which one copy is enough."""
 
     step: Int[Array, ""]
     params: Params
@@ -81,7 +82,8 @@ class TrainState:
 def abstract_state(
     model: Trainable, optimizer: OptimizerConfig, rules: Rules, mesh: Mesh
 ) -> TrainState:
-    """The state as ShapeDtypeStructs with shardings; moments and averages follow their parameter.
+    """The state as ShapeDtypeStructs with shardings; moments and averages are sharded like their
+    parameter.
 
     Raises:
       ValueError: a parameter does not match exactly one rule, or does not divide over the mesh.
@@ -94,8 +96,8 @@ def abstract_state(
 def abstract_state_of(
     params: Params, optimizer: OptimizerConfig, rules: Rules, mesh: Mesh
 ) -> TrainState:
-    """`abstract_state` for parameters (or their ShapeDtypeStructs) that no model draws; all of them
-    have an average."""
+    """`abstract_state` for given parameters (or their ShapeDtypeStructs) instead of a model; all of
+    them have an average."""
     shapes = jax.eval_shape(lambda p: _begin(p, optimizer), params)
     params = shardings(shapes.params, rules, mesh)
     trained = select(optimizer, params)[1]
@@ -112,7 +114,8 @@ def abstract_state_of(
 def init_state(
     model: Trainable, optimizer: OptimizerConfig, abstract: TrainState, seed: Any
 ) -> TrainState:
-    """A fresh state, every array created in its sharding: none is ever whole on one device."""
+    """A new state, with every array created in its sharding, so none is ever whole on one
+    device."""
     placed = jax.tree.map(lambda x: x.sharding, abstract)
     draw = jax.jit(
         lambda s: _begin(model.init(_key(s, _INIT)), optimizer, abstract.ema),
@@ -125,8 +128,8 @@ def init_state(
 def state_from(
     params: Params, optimizer: OptimizerConfig, abstract: TrainState, *, consume: bool = False
 ) -> TrainState:
-    """A state that begins with the parameters given (in the dtypes and shardings of `abstract`);
-    `consume` them, and no second copy is made."""
+    """A state that begins with the given parameters (in the dtypes and shardings of `abstract`);
+    with `consume`, they are donated and no second copy is made."""
     placed = jax.tree.map(lambda x: x.sharding, abstract)
     begin = jax.jit(
         lambda p: _begin(p, optimizer, abstract.ema),
@@ -146,14 +149,14 @@ def make_train_step(
 ) -> Callable[..., tuple[TrainState, Metrics]]:
     """Jitted `step(state, batch, seed) -> (state, metrics)`; the state given is consumed.
 
-    The model's key derives from (seed, state.step). Metrics are f32 scalars: `loss` (mean over
-    the global batch), `loss_NAME` of each of its terms where it has several, `grad_norm` (before
-    clipping), `learning_rate`, `count`, and bool `finite`, false if loss or gradient is not; that
-    state must then not be kept.
+    The model's key derives from (seed, state.step). Metrics are f32 scalars: `loss` (mean over the
+    global batch), `loss_NAME` for each of its terms if it has several, `grad_norm` (before
+    clipping), `learning_rate`, `count`, and bool `finite`, which is false if loss or gradient is
+    not finite; the new state must then not be kept.
 
     With `hosts` the step takes a fourth argument, `put_facts` of every host, and settles its state
-    by them (`parallel.hosts.facts`); metrics then hold `good`, whether its update was sound and
-    within the limit, and the facts of all, `hosts` f32 [devices, 5].
+    by these facts (`parallel.hosts.facts`). Metrics then also hold `good`, whether the update was
+    finite and within the limit, and `hosts`, the facts of all hosts, f32 [devices, 5].
 
     Raises:
       ValueError: (when called) the rows do not divide over devices and micro-batches.
@@ -199,7 +202,7 @@ def apply_gradients(
     """One update, and its metrics as `make_train_step` describes them (in a traced program).
 
     Args:
-      summed: gradient of the loss sum, None for parameters that do not move.
+      summed: gradient of the loss sum, None for frozen parameters.
       placed: the parameters' shardings.
     """
     _, trained = select(optimizer, state.params)
@@ -242,7 +245,8 @@ def _key(seed: Any, what: int) -> PRNGKeyArray:
 
 
 def _begin(params: Params, optimizer: OptimizerConfig, averages: Params = None) -> TrainState:
-    """The first state; it has the averages that `averages` has, or all."""
+    """The initial state, with averages for the parameters for which `averages` has them, or for
+    all."""
     moving, trained = select(optimizer, params)
 
     def kept(leaf: Any, moves: Any) -> Any:
@@ -271,7 +275,7 @@ def _sum_gradients(
     accumulation: int,
 ) -> tuple[Float[Array, ""], Float[Array, ""], Metrics, Params]:
     """Loss sum, count, sums of the loss's terms and gradient of the loss sum over all rows, one
-    micro-batch at a time; None for parameters that do not move."""
+    micro-batch at a time; the gradient is None for frozen parameters."""
     rows = len(batch.state)
     check_rows(rows, mesh, accumulation)
     wanted, names = only(params, moving), getattr(model, "term_names", ())

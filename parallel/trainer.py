@@ -1,7 +1,7 @@
-"""Training a model from its beginning or its last checkpoint to an orderly end, whatever ends it.
+"""Training of a model from the start or its last checkpoint to an orderly end, whatever ends it.
 
-The steps are taken in `parallel.loop`; here is where they begin, again after a bad step that sends
-the run back, and what is said at their end. Knows no model and no dataset by name.
+`parallel.loop` runs the steps. This module decides where they begin, also after a bad step that
+sends the run back, and what is reported at their end. It knows no model and no dataset by name.
 """
 
 import signal
@@ -67,8 +67,8 @@ _ROLLBACKS = 3  # to the same checkpoint
 
 @dataclass(frozen=True)
 class TrainResult:
-    """The state after `step` updates; not `finished` if a signal ended the run before its time, but
-    so if it stopped early by its evaluations."""
+    """The state after `step` updates. `finished` is False if a signal ended the run early, but True
+    if the run stopped early because of its evaluations."""
 
     state: TrainState
     step: int
@@ -91,27 +91,27 @@ def train(
     mirror: str | None = None,
     track: Sequence[str] = (),
 ) -> TrainResult:
-    """Trains to `config.steps`, saving on the way, at the end and when told to stop.
+    """Trains to `config.steps`, and saves along the way, at the end and when told to stop.
 
-    `batches(step, position)` yields from that step on this host's rows (numpy) and what is to be
-    logged of them, `samples` (of all hosts) at least; `position` is what `position(step)` gave when
-    the checkpoint was saved (None at step 0). After a rollback, batches are ahead of steps, and
-    both functions go by the batch. `initial(like)` gives the parameters that a new run begins with,
-    in the shapes and shardings of `like`. `hooks` are called between updates; those that are due
-    after the same one leave one line in the log. `mirror` is the URL of a folder where checkpoints
-    are kept too. `track` names trackers, see `parallel.trackers.tracker.find_tracker`.
+    `batches(step, position)` yields, from that step on, this host's rows (numpy) and values to log
+    for them, at least `samples` (of all hosts). Its `position` is the result of `position(step)`
+    when the checkpoint was saved (None at step 0). After a rollback, batches are ahead of steps,
+    and both functions take the batch's number. `initial(like)` gives the parameters that a new run
+    begins with, in the shapes and shardings of `like`. `hooks` are called between updates; hooks
+    due after the same update share one line in the log. `mirror` is the URL of a folder where
+    checkpoints are also kept. `track` names trackers, see `parallel.trackers.tracker.find_tracker`.
 
-    SIGTERM or Ctrl-C on any host stop all of them after the same step, saved; a second Ctrl-C
-    interrupts at once.
+    SIGTERM or Ctrl-C on any host stops all hosts after the same step, which is saved; a second
+    Ctrl-C interrupts at once.
 
     Raises:
       ValueError: a setting makes no sense; the directory holds checkpoints and `resume` is false;
         another run is at work in it (InUse); its checkpoint is of another model or has more steps
         than `config.steps`; parameters, rules, rows and mesh do not fit; a step is bad (BadStep).
       FileNotFoundError: `resume` is true but the directory holds no run, or its checkpoints are
-        away.
-      OSError: a save failed; the logs could not be written, and then the last step is saved; or
-        that did not arrive in the mirror.
+        missing.
+      OSError: a save failed; or the logs could not be written (the last step is then saved); or the
+        last checkpoint did not arrive in the mirror.
     """
     _check(config)
     mesh = make_mesh() if mesh is None else mesh
@@ -122,8 +122,8 @@ def train(
     abstract = abstract_state(model, optimizer, rules, mesh)
 
     def begin(saved: int | None) -> tuple[TrainState, Json]:
-        """The state to go on from, at the newest good step, and what its checkpoint holds as
-        position."""
+        """The state to continue from, at the newest good step, and the position in its
+        checkpoint."""
         if saved is not None:
             path = folder / str(saved)
             record = own.read_json(path, "position")
@@ -139,7 +139,7 @@ def train(
 
     with ExitStack() as stack:
         stack.enter_context(locked(run.directory, console))
-        check_folder(run.directory, resume)  # another run may have ended there meanwhile
+        check_folder(run.directory, resume)  # another run may have ended there in the meantime
         stop = stack.enter_context(StopSignals())
         if resume and host_index() == 0:
             set_damaged_metrics_aside(run.directory, console)
@@ -288,8 +288,8 @@ def _saved(directory: Path, mirror: Mirror | None, step: int) -> None:
 
 
 def _raise_unlogged(loop: Loop, outcome: str) -> None:
-    """Ends a run whose logs could not be written, on all hosts with the words of the one at fault
-    if all stopped for it."""
+    """Ends a run whose logs could not be written. If all hosts stopped for that, all raise the
+    message of the host at fault."""
     final = loop.failure.final(outcome) if loop.failure.error else None
     if loop.stopped and loop.stopped[1] == UNLOGGED:
         told = agree("unlogged", str(final or ""), lambda all_told: max(all_told, key=len))
@@ -306,8 +306,8 @@ def check_start(
     config: TrainerConfig,
     optimizer: OptimizerConfig,
 ) -> None:
-    """All that can be refused before data is read: the folder, the settings, the rows, the
-    schedule, the steps to trace.
+    """Makes all checks that are possible before data is read: the folder, the settings, the rows,
+    the schedule, the steps to trace.
 
     Raises:
       ValueError, FileNotFoundError: as `train` would.
@@ -321,7 +321,7 @@ def check_start(
 
 
 def _check(config: TrainerConfig) -> None:
-    """Raises ValueError, with the field to change, for a number that no run could go by."""
+    """Raises ValueError, with the field to change, for a setting that no run could use."""
     least = {
         "steps": 1,
         "log_every": 1,

@@ -1,7 +1,7 @@
-"""The loop around `Slots` that evaluation, films and demonstrations share: whoever acts tells all
-slots that wait what to do, and the next episode goes to the slot that is free.
+"""The loop around `Slots` that evaluation, films and demonstrations share: the actor commands all
+slots that wait, and the next episode goes to the slot that is free.
 
-An episode whose simulator failed is begun again in its slot, a few times.
+If an episode's simulator fails, the episode is started again in its slot, a few times.
 """
 
 from collections import deque
@@ -17,22 +17,23 @@ from sim.protocol import Observation, Outcome, Slots, Spec, Start
 Policy = Callable[
     [Observation, list[str], UInt32[np.ndarray, "n 2"]], Float[Array | np.ndarray, "n h a"]
 ]
-"""(observation, prompts, keys) -> action chunks in the robot's units. A row's key tells its episode
-and step; its chunk depends on nothing but its own observation, prompt and key."""
+"""(observation, prompts, keys) -> action chunks in the robot's units. A row's key identifies its
+episode and step; its chunk depends only on its own observation, prompt and key."""
 Control = Literal["own", "other prompt", "blank"]
-"""Condition of a policy: prompted truly, with another goal's prompt, or shown images of zeros."""
+"""Condition of a policy: with the true prompt, with another goal's prompt, or with images of
+zeros."""
 
 RERUNS = 3
 """Restarts of an episode whose simulator failed."""
 
 
 class NotFinite(ValueError):
-    """A policy's actions."""
+    """A policy's actions are not finite."""
 
 
 @dataclass(eq=False)
 class EpisodeRun:
-    """An episode under way, and at last what it came to."""
+    """An episode in progress and, at its end, its result."""
 
     start: Start
     control: Control = "own"
@@ -41,31 +42,31 @@ class EpisodeRun:
     error: str | None = None
     """The simulator's message, if it failed again and again."""
     observation: Observation | None = None
-    """The latest."""
+    """The latest observation."""
     goal: int = 0
     named: int = 0
     """The goal that the prompt names."""
     prompt: str = ""
     success: bool = False
     achieved: set[int] | None = None
-    """Goals that were achieved; None where the slots judge the episode's own alone."""
+    """Goals that were achieved; None if the slots judge only the episode's own goal."""
     rewards: list[Float[np.ndarray, " t"]] = field(default_factory=list)
     actions: list[Float[np.ndarray, "t a"]] = field(default_factory=list)
-    """Actions requested, concatenated; a policy's may reach beyond what was executed."""
+    """Requested actions, concatenated; a policy's may extend beyond the executed ones."""
     seen: list[Observation] = field(default_factory=list)
-    """Earlier observations, for who wants to keep them."""
+    """Earlier observations, for callers that keep them."""
     film: list[UInt8[np.ndarray, "t h w 3"]] = field(default_factory=list)
 
     @property
     def length(self) -> int:
-        """Steps acted."""
+        """Number of executed steps."""
         return sum(map(len, self.rewards))
 
     def add(self, outcome: Outcome, spec: Spec) -> None:
-        """Takes note of the next outcome.
+        """Records the next outcome.
 
         Raises:
-          ValueError: the episode goes on beyond `max_steps`.
+          ValueError: the episode continues beyond `max_steps`.
         """
         if self.observation is None:
             self._instruct(outcome.goal, spec)
@@ -86,7 +87,7 @@ class EpisodeRun:
             )
 
     def begin_again(self) -> None:
-        """Forgets all but that it was begun before."""
+        """Resets the run, except for the count of its restarts."""
         self.reruns += 1
         self.observation, self.success, self.achieved = None, False, None
         for told in (self.rewards, self.actions, self.seen, self.film):
@@ -106,11 +107,12 @@ def act(
     following: Callable[[], EpisodeRun | None],
     tell: Callable[[dict[int, EpisodeRun]], None],
 ) -> Iterator[EpisodeRun]:
-    """Every run as it ends.
+    """Yields every run when it ends.
 
     Args:
-      following: the next run to begin, None while there is none; asked whenever a slot is free.
-      tell: tells the slots that wait what to do, by the runs in them.
+      following: returns the next run to begin, None while there is none; called whenever a slot is
+        free.
+      tell: commands the waiting slots, which are given with the runs in them.
     """
     free = deque(range(slots.count))
     acting: dict[int, EpisodeRun] = {}
@@ -143,11 +145,12 @@ def act(
 
 
 def plan(policy: Policy, spec: Spec, runs: Sequence[EpisodeRun], replan_steps: int) -> None:
-    """Asks a policy what each run is to do next: `replan_steps` steps more of its `actions`.
+    """Asks a policy for the next actions of each run, and adds `replan_steps` steps to its
+    `actions`.
 
     Raises:
-      ValueError: actions of a wrong shape.
-      NotFinite: they are not finite.
+      ValueError: the actions have a wrong shape.
+      NotFinite: the actions are not finite.
     """
     images, states = zip(*(run.observation for run in runs), strict=True)
     shown = np.stack([x * (run.control != "blank") for x, run in zip(images, runs, strict=True)])

@@ -1,4 +1,4 @@
-"""Short videos of episodes: which ones are worth showing, and how they are encoded as H.264 MP4.
+"""Short videos of episodes: the choice of episodes worth showing, and encoding as H.264 MP4.
 
 Browsers play yuv420p H.264 everywhere, and a looping clip of some 40 frames takes 10 to 30 kB, so
 a page can carry a dozen of them inline.
@@ -13,7 +13,7 @@ from jaxtyping import UInt8
 from PIL import Image
 
 ENCODING = {"crf": "20", "threads": "1"}
-"""Options of libx264 for one; the bytes do not depend on the number of cores."""
+"""Options of libx264 for a clip; the bytes do not depend on the number of cores."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,8 +26,8 @@ class Clip:
 
 
 def choose(success: Sequence[bool], groups: Sequence[int], count: int) -> list[int]:
-    """Indices of up to `count` episodes that show both outcomes and every group: half the places
-    go to each outcome where it has so many, and within an outcome groups take turns."""
+    """Indices of up to `count` episodes that show both outcomes and every group: each outcome gets
+    half the places if it has enough episodes, and within an outcome groups take turns."""
     won = _take_turns([i for i, ok in enumerate(success) if ok], groups)
     lost = _take_turns([i for i, ok in enumerate(success) if not ok], groups)
     failures = min(len(lost), max(count // 2, count - len(won)))

@@ -1,10 +1,11 @@
-"""Demonstrations over any `Slots`: an expert or a policy acts step by step, and of every episode
-that succeeds what was seen and what was wanted is kept.
+"""Demonstrations over any `Slots`: an expert or a policy acts step by step, and the observations
+and intended actions of every successful episode are kept.
 
-An expert's action is executed with noise and kept without, so that a policy also learns the way
-back; or it takes over where a policy has come to, mistakes and all, in the manner of DAgger (Ross
-et al., arXiv 1011.0686). Which episodes are kept, and their order, depend on seeds alone: of each
-task, one after another, the first that succeed.
+An expert's action is executed with noise and recorded without, so that a policy also learns to
+recover. Alternatively, the expert takes over from a policy in the state that the policy has
+reached, including its mistakes, in the manner of DAgger (Ross et al., arXiv 1011.0686). The
+episodes kept and their order depend only on seeds: the first successful ones of each task, task by
+task.
 """
 
 from collections import deque
@@ -19,11 +20,11 @@ from sim.acting import EpisodeRun, Policy, act, plan
 from sim.protocol import Slots, Spec, Start
 
 TRIES = 20
-"""Starts of a task without any success, after which it is given up."""
+"""Starts per requested demonstration after which a task is given up."""
 
 
 class Demonstration(NamedTuple):
-    """T steps; row t of the columns is what was seen at t and what was then wanted."""
+    """T steps; row t of the columns holds the observation at t and the action then intended."""
 
     columns: dict[str, np.ndarray]
     """"observation.state" and "action" f32 [T, …]."""
@@ -32,32 +33,34 @@ class Demonstration(NamedTuple):
     task: str
     """One wording of the goal, chosen by the episode's seed."""
     subtasks: tuple[str, ...] = ()
-    """The step of the task that the expert was about, of each row, if that is told."""
+    """For each row, the step of the task that the expert was at, if it is reported."""
     note: Mapping[str, Any] = {}
-    """Its task's name and seed, and how many were tried and failed so far, for `kept_before`."""
+    """Its task's name and seed, and the numbers of episodes tried and failed so far, for
+    `kept_before`."""
 
 
 @dataclass
 class Demonstrations:
-    """Iterate it for `episodes` successful episodes of every task of the slots; meanwhile `tried`,
-    `kept` and `failed` (by their simulator) count.
+    """An iterable over `episodes` successful episodes of every task of the slots. `tried`, `kept`
+    and `failed` (by their simulator) count episodes meanwhile.
 
     Args:
       slots: where to act; see `sim.suites` for how to open some.
-      tasks: of the slots'.
-      episodes: how many to keep of each task.
+      tasks: tasks, out of those of the slots.
+      episodes: number to keep of each task.
       first_seed: an episode's seed is this one or a later one.
-      noise: standard deviation of what is added to the expert's action, in parts of its range.
-      policy: acts instead of the slots' expert; it looks again after `replan_steps` steps.
-      takeover: steps after which the expert takes over from the policy at the latest; the seed
-        decides when. Only what follows is kept, and no episode that the policy has ended before.
-        None if the policy acts to the end.
-      phases: of (task, goal, actions) tells what the expert was about at each step.
-      kept_before: notes of the first of these demonstrations, which are not made again.
+      noise: standard deviation of the noise added to the expert's action, as a fraction of its
+        range.
+      policy: acts instead of the slots' expert; it replans after `replan_steps` steps.
+      takeover: largest number of steps after which the expert takes over from the policy; the seed
+        decides when. Only the steps after that are kept, and no episode that has ended before it.
+        None: the policy acts to the end.
+      phases: (task, goal, actions) -> the step of the task that the expert was at, for each action.
+      kept_before: notes of the first demonstrations, which are already made and not made again.
 
     Raises:
-      ValueError: there is nobody to act, or a task succeeds so rarely that 20 episodes for each
-        that was asked for do not suffice.
+      ValueError: there is neither expert nor policy, or a task succeeds so rarely that 20 episodes
+        per requested demonstration do not suffice.
     """
 
     slots: Slots
@@ -109,7 +112,7 @@ class Demonstrations:
                     )
 
     def _quota(self, task: str) -> "_Quota":
-        """Episodes of a task that are still to be made."""
+        """The episodes of a task that are still to be made."""
         own = [note for note in self.kept_before if note["task"] == task]
         if not own:
             return _Quota(task, self.episodes, self.first_seed)
@@ -127,7 +130,7 @@ class Demonstrations:
         return made._replace(subtasks=told)
 
     def _led_until(self, run: EpisodeRun) -> int:
-        """Step at which the expert begins: a time at which the policy would look again."""
+        """Step at which the expert takes over: one at which the policy would replan."""
         if self.policy is None:
             return 0
         if self.takeover is None:
@@ -158,8 +161,8 @@ class Demonstrations:
 
 @dataclass
 class _Quota:
-    """Episodes of one task: begun in the order of their seeds, and settled in it, never more at
-    work than may still be kept."""
+    """Episodes of one task. They begin and are settled in the order of their seeds; there are never
+    more in progress than may still be kept."""
 
     task: str
     missing: int
@@ -168,7 +171,7 @@ class _Quota:
     tried: int = 0
 
     def settled(self) -> EpisodeRun | None:
-        """The next one, once it has ended."""
+        """The next episode in order, once it has ended."""
         if not self.runs or not self.runs[0].ended:
             return None
         run = self.runs.popleft()

@@ -1,11 +1,11 @@
-"""Closed-loop evaluation over `Slots`: a policy answers whatever slots wait for it, and the next
+"""Closed-loop evaluation over `Slots`: a policy answers all slots that wait for it, and the next
 start goes to the slot that is free.
 
-Two controls show what a policy uses: a prompt that names another goal than the episode's own, and
-images of zeros. Everything random derives from an episode's start, so an episode has the same goal,
-scene, wording and noise in whatever slot it runs and whatever runs beside it. An episode whose
-simulator failed is begun again. Clips are made afterwards, by repeating the executed actions of the
-episodes that are worth showing.
+Two controls show which inputs a policy uses: a prompt that names a goal other than the episode's
+own, and images of zeros. All randomness derives from an episode's start, so an episode has the same
+goal, scene, wording and noise in any slot and beside any other episodes. If an episode's simulator
+fails, the episode is started again. Clips are made afterwards, by repeating the executed actions of
+the episodes that are worth showing.
 """
 
 import time
@@ -23,7 +23,7 @@ from sim.protocol import Slots, Spec, Start
 from sim.results import Episode, Evaluation, Failure
 
 Progress = Callable[[int, int], None]
-"""Called with (starts done, starts) whenever one is."""
+"""Called with (starts done, starts) whenever a start is done."""
 
 _FILMED_STEPS = 4
 
@@ -40,21 +40,21 @@ def evaluate(
     done: Iterable[Episode] = (),
     on_episode: Callable[[Episode], None] | None = None,
 ) -> Evaluation:
-    """Lets a policy act from every start until its episode ends.
+    """Runs a policy from every start until its episode ends.
 
     Args:
       policy: `(observation, prompts, keys) -> actions [N, H, A]`, H >= replan_steps.
-      replan_steps: steps acted of each chunk before the policy looks again.
-      control: "other prompt" names a goal that is not the episode's, chosen by its seed; "blank"
+      replan_steps: steps of each chunk that are executed before the policy observes again.
+      control: "other prompt" names a goal other than the episode's own, chosen by its seed; "blank"
         shows images of zeros.
-      clips: how many episodes to show to people, failures among them if there are any.
-      done: episodes of an evaluation that was interrupted; they are not acted again.
+      clips: number of episodes to show to people, including failures if there are any.
+      done: finished episodes of an interrupted evaluation, which are not run again.
       on_episode: called with each episode as it ends.
 
     Raises:
       ValueError: bad starts, actions of a wrong shape or not finite, a single goal for "other
-        prompt", an episode that does not end within `max_steps`, or no episode that a simulator
-        did not fail in.
+        prompt", an episode that does not end within `max_steps`, or a simulator that failed in all
+        episodes.
     """
     spec, seconds = slots.spec, []
     if replan_steps < 1:
@@ -89,7 +89,7 @@ def evaluate_expert(
     done: Iterable[Episode] = (),
     on_episode: Callable[[Episode], None] | None = None,
 ) -> Evaluation:
-    """The same for the slots' scripted expert, which sees the physics and acts step by step.
+    """`evaluate` for the slots' scripted expert, which sees the physics and acts step by step.
 
     Raises:
       ValueError: as `evaluate`, or there is no expert.
@@ -108,8 +108,9 @@ def evaluate_expert(
 def filmed(
     slots: Slots, found: Sequence[Evaluation], clips: Sequence[int], steps: int = _FILMED_STEPS
 ) -> list[Evaluation]:
-    """Evaluations with clips of so many of their episodes each, failures among them if there are
-    any. Those of all are acted again together, `steps` at a time, by repeating their actions."""
+    """The evaluations with `clips` clips of their episodes each, including failures if there are
+    any. The chosen episodes of all evaluations are run again together, `steps` at a time, by
+    repeating their actions."""
     shown = []
     for evaluation, number in zip(found, clips, strict=True):
         obeyed = [e.success if e.obeyed is None else e.obeyed for e in evaluation.episodes]
@@ -202,7 +203,7 @@ def _episode(run: EpisodeRun, spec: Spec) -> Episode:
 
 
 def _reached(run: EpisodeRun) -> bool | None:
-    """True if the goal that the prompt names was reached; None if the slots do not tell."""
+    """True if the goal that the prompt names was reached; None if the slots do not report it."""
     if run.named == run.goal:
         return run.success
     return None if run.achieved is None else run.named in run.achieved

@@ -1,9 +1,8 @@
-"""Finished episodes on disk, one line of JSON each, so that an interrupted evaluation goes on where
-it was.
+"""Finished episodes on disk, one line of JSON each, from which an interrupted evaluation resumes.
 
-Every condition (a policy, a control, the expert) begins with a line that says what is evaluated;
-episodes of anything else never mix with its own. The executed actions are kept too, as base64 of
-little-endian float32 [steps, dims]: clips are made by repeating them.
+Every condition (a policy, a control, the expert) begins with a line that says what is evaluated, so
+its episodes never mix with those of anything else. The executed actions are also kept, as base64 of
+little-endian float32 [steps, dims]; clips are made by repeating them.
 """
 
 import base64
@@ -18,8 +17,8 @@ from sim.results import Episode
 
 
 class Journal:
-    """The file `path`, which is made when the first condition begins. A last line that a kill tore
-    is dropped.
+    """The file `path`, which is created when the first condition begins. A last line that a kill
+    left incomplete is dropped.
 
     Raises:
       ValueError: a line is damaged.
@@ -33,10 +32,11 @@ class Journal:
             self._read()
 
     def begin(self, condition: str, header: dict[str, Any]) -> list[Episode]:
-        """Says what the condition is; returns its episodes that are done.
+        """Begins a condition, with a line that says what it evaluates; returns its finished
+        episodes.
 
         Args:
-          header: plain data, all that decides what becomes of a start.
+          header: plain data that includes everything that determines the result of a start.
 
         Raises:
           ValueError: the file holds episodes of the condition under another header.
@@ -90,9 +90,9 @@ class Journal:
 
 
 def in_order() -> Callable[[Any], bool]:
-    """Tells of a journal's lines, asked one after the other, which are good; it raises KeyError,
-    TypeError or ValueError of some that are not. Episodes are not without the line that says what
-    their condition evaluates."""
+    """Check of a journal's lines, to be called on one after the other. For a bad line it returns
+    False or raises KeyError, TypeError or ValueError. Episodes are bad without an earlier line that
+    says what their condition evaluates."""
     begun = set()
 
     def fits(row: Any) -> bool:

@@ -1,9 +1,9 @@
-"""Predicted action chunks beside recorded ones: errors by dimension, step and episode, baselines
-that know nothing, and sentences on what stands out.
+"""Comparison of predicted with recorded action chunks: errors by dimension, step and episode,
+baselines that ignore the observation, and sentences on what stands out.
 
-Pure numpy on arrays that a caller has read and predicted. Errors are mean absolute differences,
-averaged over the entries that lie within an episode; "scaled" ones are in parts of the policy's own
-action scale, so that metres, radians and grippers can be averaged.
+Pure numpy on arrays that the caller has read and predicted. Errors are mean absolute differences,
+averaged over the entries that lie within an episode; "scaled" errors are in units of the policy's
+own action scale, so that metres, radians and grippers can be averaged.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,10 +21,11 @@ BLIND, TOLD, STILL, AGAIN = "blind", "other prompt", "mean state", "other noise"
 
 _RESAMPLES = 1000
 _FAR = 5.0
-"""Scaled values beyond this are not what the policy was scaled for: quantile ranges end at 1, and
-of a normal z-score one in two million lies so far."""
+"""Scaled values beyond this do not fit the policy's scale: quantile ranges end at 1, and only one
+in two million values of a normal z-score lies so far out."""
 _HARDLY = 0.02
-"""Change of the chunks, in parts of their spread, below which an input is said to be unused."""
+"""Change of the chunks, as a fraction of their spread, below which an input is reported as
+unused."""
 _AGAINST = -0.3
 _SPREAD = (0.2, 5.0)
 
@@ -33,7 +34,7 @@ _SPREAD = (0.2, 5.0)
 class ChunkErrors:
     """Errors of chunks. `mean`, `interval` (95 %, over episodes; None with fewer than three),
     `by_step`, `by_episode` and `by_dim_scaled` are scaled; `by_dim` (mean absolute), `root` (root
-    mean square) and `bias` (mean of predicted less recorded) are in the robot's units by dim."""
+    mean square) and `bias` (mean of predicted minus recorded) are by dim, in the robot's units."""
 
     mean: float
     interval: tuple[float, float] | None
@@ -50,8 +51,8 @@ class RecordedChunks:
     """The chunks that followed n observations of a recording, in the robot's units.
 
     `valid`: steps within the episode. `before`: the action before the observation, NaN where there
-    is none. `scale`: the policy's scale of each action dim; of dims that
-    are `relative`, told from the state, they are those of differences.
+    is none. `scale`: the policy's scale of each action dim; for dims that are `relative` to the
+    state, the scale of the differences.
 
     Raises:
       ValueError: there are no observations, or a recorded action that counts is not finite.
@@ -72,18 +73,18 @@ class RecordedChunks:
 
     @property
     def episodes(self) -> tuple[int, ...]:
-        """Episodes that were looked at, in order."""
+        """Episodes that the observations are from, in order."""
         return tuple(np.unique(self.episode).tolist())
 
     @cached_property
     def constant(self) -> Float[np.ndarray, "n h a"]:
         """The mean of all recorded actions that count, at every step: the best constant in the
-        sense of least squares, chosen with hindsight."""
+        least-squares sense, chosen with hindsight."""
         return np.broadcast_to(self.actions[self.valid].mean(0), self.actions.shape)
 
     @cached_property
     def held(self) -> Float[np.ndarray, "n h a"]:
-        """The action before each observation, at every step; the mean where there is none."""
+        """The action before each observation, at every step; the mean if there is none."""
         before = np.where(np.isfinite(self.before), self.before, self.constant[:, 0])
         return np.broadcast_to(before[:, None], self.actions.shape)
 
@@ -135,11 +136,12 @@ class RecordedChunks:
 
 @dataclass(frozen=True, eq=False)
 class OpenLoop:
-    """A policy's chunks beside recorded ones.
+    """A policy's chunks and the recorded ones.
 
-    `predicted`: its chunks by what was changed of the observation; POLICY, the first, is of all as
-    recorded. "without X" has camera X black. `state`: by dim, the largest of the recorded states,
-    scaled. `horizon_seconds`: the time between a chunk's first step and its last.
+    `predicted`: the policy's chunks, by the change made to the observation; POLICY, the first, is
+    for unchanged observations, and "without X" has camera X black. `state`: the largest of the
+    recorded states by dim, scaled. `horizon_seconds`: the time between a chunk's first and last
+    step.
     """
 
     recorded: RecordedChunks
@@ -167,7 +169,7 @@ class OpenLoop:
 
     @cached_property
     def errors(self) -> dict[str, ChunkErrors]:
-        """Errors of the policy, of the baselines, and of the policy shown something else."""
+        """Errors of the policy, of the baselines, and of the policy with changed observations."""
         policy, *changed = self.predicted
         chunks = {policy: self.predicted[policy]}
         chunks |= {HOLD: self.recorded.held, MEAN: self.recorded.constant}
@@ -176,7 +178,7 @@ class OpenLoop:
 
     @cached_property
     def changes(self) -> dict[str, float]:
-        """Mean change of the chunks, scaled, by what was changed of the observation."""
+        """Mean change of the chunks, scaled, by the change made to the observation."""
         own = self.predicted[POLICY]
         rest = {name: chunks for name, chunks in self.predicted.items() if name != POLICY}
         return {name: self.recorded.change(own, chunks) for name, chunks in rest.items()}
@@ -189,39 +191,39 @@ class OpenLoop:
 
     @cached_property
     def correlation(self) -> tuple[float | None, ...]:
-        """Correlation of predicted with recorded actions by dim, None where either is constant."""
+        """Correlation of predicted with recorded actions by dim, None if either is constant."""
         own, told = self._pair
         return tuple(_correlation(own[:, d], told[:, d]) for d in range(own.shape[1]))
 
     @cached_property
     def spread_ratio(self) -> tuple[float | None, ...]:
-        """Standard deviation of predicted by that of recorded actions, None where the latter are
-        constant."""
+        """Standard deviation of predicted divided by that of recorded actions, None if the latter
+        are constant."""
         own, told = self._pair
         pairs = zip(own.std(0), told.std(0), self.recorded.scale, strict=True)
         return tuple(float(p / r) if r > 1e-6 * s else None for p, r, s in pairs)
 
     @property
     def _pair(self) -> tuple[Float[np.ndarray, "v a"], Float[np.ndarray, "v a"]]:
-        """Predicted and recorded actions that count, in 64 bits: in 32, those that never change
-        have a spread of rounding."""
+        """Predicted and recorded actions that count, in 64 bits: in 32 bits, rounding gives a
+        spread to actions that never change."""
         valid = self.recorded.valid
         own, told = self.predicted[POLICY], self.recorded.actions
         return own[valid].astype(np.float64), told[valid].astype(np.float64)
 
     @property
     def worst(self) -> list[int]:
-        """Episodes, the one with the largest error first."""
+        """Episodes, largest error first."""
         of = self.errors[POLICY].by_episode
         return sorted(of, key=lambda e: (-of[e], e))
 
     def findings(self) -> list[str]:
-        """Sentences on what a policy that learnt this recording would not do; empty if it looks
-        right."""
+        """Sentences on behaviour that a policy that has learnt this recording would not show; empty
+        if nothing stands out."""
         return [*self._against_baselines(), *self._unused(), *self._dims(), *self._far()]
 
     def to_json(self) -> dict[str, Any]:
-        """All figures, without the chunks."""
+        """All figures as plain data, without the chunks."""
         names = self.recorded.names
         dims = [
             {
@@ -313,7 +315,7 @@ def _percentage(change: float | None, spread: float) -> str:
 def _interval(
     total: Float[np.ndarray, " e"], entries: Float[np.ndarray, " e"]
 ) -> tuple[float, float] | None:
-    """95 % percentile interval of a ratio of sums, episodes drawn with replacement."""
+    """95 % percentile interval of a ratio of sums, with episodes drawn with replacement."""
     if len(total) < 3:
         return None
     rng = np.random.default_rng(0)

@@ -1,11 +1,12 @@
 """Two interfaces to simulation: `Environment`, N episodes on a device as pure functions, and
-`Slots`, N places for episodes that report as they finish, whatever simulates them.
+`Slots`, N places for episodes that report as they finish, with any simulator behind them.
 
-Recording, evaluation and RL that waits for nothing (EnvPool's send and receive, Weng et al. 2022)
-need only `Slots`; `sim.environments.device_slots` makes them of an `Environment`,
-`sim.processes.processes` of simulators in processes of their own. Goals are what a task can be told
-to do (here: which block). An environment's `achieved` reports every goal, so a control can see what
-a policy did when it was told another; simulators in processes judge the episode's own goal alone.
+Recording, evaluation and asynchronous RL (EnvPool's send and receive, Weng et al. 2022) need only
+`Slots`. `sim.environments.device_slots` makes them from an `Environment`, `sim.processes.processes`
+from simulators in separate processes. Goals are the things that a policy can be told to do in a
+task (here: which block). An environment's `achieved` reports every goal, so a control can see what
+a policy did when it was told another goal; simulators in processes judge only the episode's own
+goal.
 """
 
 import zlib
@@ -19,25 +20,26 @@ State = Any
 Scene = Any
 
 TRAIN_SEEDS = range(0, 1_000_000_000)
-"""Seeds of episodes to learn from."""
+"""Seeds of episodes for learning."""
 EVAL_SEEDS = range(1_000_000_000, 2_000_000_000)
-"""Seeds of episodes to be judged by; no demonstration starts from one. LIBERO alone has few
-starts to be judged by, numbered from 0, and is recorded from others (`Suite.recorded_from`)."""
+"""Seeds of episodes for judging policies; no demonstration starts from one. Only LIBERO has few
+starts for judging, numbered from 0, and is recorded from others (`Suite.recorded_from`)."""
 
 
 class Start(NamedTuple):
-    """An episode: the same start is the same episode in any slot and beside any others."""
+    """An episode: the same start gives the same episode in any slot and beside any other
+    episodes."""
 
     task: str
     seed: int
 
     def key(self, step: int) -> tuple[int, int]:
-        """Words of the key of a policy's noise at a step of this episode, 32 bits each."""
+        """The two 32-bit words of the key of a policy's noise at a step of this episode."""
         return zlib.crc32(f"{self.seed} {self.task}".encode()), step
 
 
 class Observation(NamedTuple):
-    """All that a policy may see besides the prompt."""
+    """Everything that a policy may see besides the prompt."""
 
     images: UInt8[Array | np.ndarray, "*n c h w 3"]
     state: Float[Array | np.ndarray, "*n s"]
@@ -56,9 +58,9 @@ class Spec:
     state_names: tuple[str, ...]
     action_names: tuple[str, ...]
     fps: int
-    """Control steps a second."""
+    """Control steps per second."""
     max_steps: int
-    """No episode is longer."""
+    """Largest number of steps of an episode."""
     goals: tuple[str, ...]
     prompts: tuple[tuple[str, ...], ...]
     """Wordings of each goal."""
@@ -82,19 +84,19 @@ class Outcome(NamedTuple):
     reward: Float[np.ndarray, " t"]
     """Rewards by executed step: none after `begin`, fewer than sent if the episode ended."""
     terminated: bool = False
-    """The environment says that the episode is over: success, or failure for good."""
+    """The environment has ended the episode: success, or final failure."""
     truncated: bool = False
     """Time ran out; never both."""
     success: bool = False
     """The episode's own goal was achieved at one of these steps."""
     achieved: Bool[np.ndarray, " g"] | None = None
-    """Goals achieved at any of these steps; None where the slots judge the episode's own alone."""
+    """Goals achieved at any of these steps; None if the slots judge only the episode's own goal."""
     actions: Float[np.ndarray, "t a"] | None = None
     """The expert's actions, from `demonstrate`."""
     film: UInt8[np.ndarray, "t h w 3"] | None = None
-    """A picture for people after every step, where it was asked for."""
+    """A picture for people after every step, if requested."""
     error: str | None = None
-    """The simulator died or hung: the episode does not count and can be begun again."""
+    """The simulator died or hung: the episode does not count and can be started again."""
 
     @property
     def ended(self) -> bool:
@@ -118,43 +120,44 @@ def failed(slot: int, spec: Spec, error: str, goal: int = 0) -> Outcome:
 
 
 class Slots(Protocol):
-    """Places for episodes. Each is told one thing at a time and answers by one `Outcome`.
+    """Places for episodes. Each slot gets one command at a time and answers with one `Outcome`.
 
-    One thread alone tells and polls them; only `wake` is for others.
+    Only one thread may command and poll them; other threads may call only `wake`.
     """
 
     spec: Spec
     count: int
     lockstep: bool
-    """One computation advances all that were told something: tell as many as you can, then poll."""
+    """One computation advances all commanded slots: command as many as you can, then poll."""
 
     def begin(self, slot: int, start: Start) -> None:
-        """Starts an episode; one that runs in the slot is given up."""
+        """Starts an episode; an episode already in the slot is abandoned."""
 
     def send(self, slot: int, actions: Float[np.ndarray, "t a"], film: bool = False) -> None:
-        """Acts T steps, or until the episode ends. Pictures are rendered once, at the end."""
+        """Acts T steps, or until the episode ends. Observed pictures are rendered once, at the
+        end."""
 
     def demonstrate(self, slot: int, steps: int, noise: float = 0.0) -> None:
-        """Lets the task's scripted expert act T steps, its actions disturbed by normal noise of so
-        many standard deviations of the action's range."""
+        """Lets the task's scripted expert act `steps` steps, with normal noise added to its
+        actions; `noise` is its standard deviation as a fraction of the action's range."""
 
     def poll(self, timeout: float | None = None) -> list[Outcome]:
-        """Outcomes finished since the last call: at least one if any slot is busy and no timeout
-        (seconds) passes first and nobody calls `wake`."""
+        """Outcomes since the last call. If a slot is busy, waits for at least one, unless the
+        timeout (seconds) passes or `wake` is called first."""
 
     def wake(self) -> None:
-        """Makes the poll that waits, or else the next, return with what is finished; from any
-        thread, at any time."""
+        """Makes a waiting poll, or else the next one, return the finished outcomes. May be called
+        from any thread at any time."""
 
     def close(self) -> None:
-        """Ends whatever simulates."""
+        """Ends the simulators."""
 
 
 class Transition(NamedTuple):
     """Transitions of the T steps of a chunk. `observation` at a finished step is the terminal one.
 
     `terminated`: the goal was reached; `truncated`: time ran out (never both). The step after
-    either starts a fresh episode. `scene` is what `render` needs to draw that step.
+    either starts a new episode. `scene` is what `render` needs to draw that step.
     """
 
     reward: Float[Array, "n t"]
@@ -181,7 +184,7 @@ class Environment(Protocol):
     """Wordings of each goal."""
 
     def reset(self, seeds: Int[np.ndarray, " n"]) -> State:
-        """Fresh episodes, one per seed; the same seed gives the same episode."""
+        """New episodes, one per seed; the same seed gives the same episode."""
 
     def goal(self, state: State) -> Int[Array, " n"]:
         """Index into `goals` of each running episode."""
@@ -190,7 +193,7 @@ class Environment(Protocol):
         """Current observations."""
 
     def step_chunk(self, state: State, actions: Float[Array, "n t a"]) -> tuple[State, Transition]:
-        """Acts T steps; an episode that ends restarts from a fresh random state (auto-reset)."""
+        """Acts T steps; an episode that ends restarts from a new random state (auto-reset)."""
 
     def pictures(self, scene: Scene) -> UInt8[Array, "n c h w 3"]:
         """Images of `observe`'s cameras for N scenes, such as terminal ones."""

@@ -1,7 +1,8 @@
-"""Results of an evaluation: episodes, and what they say together of one policy under one condition.
+"""Results of an evaluation: episodes, and their summary for one policy under one condition.
 
-All but timings and pictures derives from the episodes alone, in the order of their starts, so that
-the same starts give the same result whatever ran beside them and whether or not it was resumed.
+Everything except timings and pictures derives from the episodes alone, in the order of their
+starts. The same starts therefore give the same result, whatever ran beside them and whether or not
+the evaluation was resumed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,21 +25,21 @@ class Episode:
     task: str
     seed: int
     goal: str
-    """Goal of the episode; `success` is about it."""
+    """Goal of the episode, to which `success` refers."""
     named_goal: str
-    """Goal that the prompt names: `goal`, but where the control is another prompt."""
+    """Goal that the prompt names: `goal`, unless the control is another prompt."""
     prompt: str
     success: bool
     named_achieved: bool | None
-    """The goal that the prompt names was reached; None if that is another than the episode's own
-    and the simulator judges the latter alone."""
+    """True if the goal that the prompt names was reached; None if it is not the episode's own goal
+    and the simulator judges only that one."""
     length: int
-    """Steps until the end, the last included."""
+    """Steps until the end, including the last."""
     reward: float
     """Sum of rewards until the end: the return."""
     roughness: float
     """Mean |second difference| of the executed actions over steps and dimensions, in the robot's
-    units per step²; smooth motion has little. 0 in an episode of less than three steps."""
+    units per step²; smooth motion has a low value. 0 in an episode of fewer than three steps."""
     actions: Float[np.ndarray, "t a"] = field(compare=False, repr=False)
     """Executed actions."""
     reruns: int = field(default=0, compare=False)
@@ -46,22 +47,22 @@ class Episode:
 
     @property
     def start(self) -> Start:
-        """Identity of the episode."""
+        """Start of the episode, which identifies it."""
         return Start(self.task, self.seed)
 
     @property
     def obeyed(self) -> bool | None:
-        """True if the goal that the prompt names was reached; None where that is not measured."""
+        """True if the goal that the prompt names was reached; None if that is not measured."""
         return self.success if self.named_goal == self.goal else self.named_achieved
 
     def to_json(self) -> dict[str, Any]:
-        """All but the actions, as plain data."""
+        """All fields except the actions, as plain data."""
         return {k: v for k, v in vars(self).items() if k != "actions"}
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A start whose simulator failed again and again: it counts for nothing."""
+    """A start whose simulator failed repeatedly, so that it does not count."""
 
     task: str
     seed: int
@@ -71,8 +72,8 @@ class Failure:
 
 @dataclass(frozen=True)
 class CallLatency:
-    """Seconds of one policy call, for all episodes that waited for it; `first` (which compiles) is
-    not among the percentiles unless it is the only call."""
+    """Seconds of one policy call, for all episodes that waited for it. The percentiles omit `first`
+    (which compiles) unless it is the only call."""
 
     first: float
     p50: float
@@ -86,8 +87,8 @@ class CallLatency:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The episodes of one policy under one condition. Equal for equal starts: timings, pictures and
-    how often a simulator had to be restarted do not take part in comparison."""
+    """The episodes of one policy under one condition. Equal for equal starts: comparison ignores
+    timings, pictures and the number of simulator restarts."""
 
     suite: str
     tasks: tuple[str, ...]
@@ -99,8 +100,8 @@ class Evaluation:
     """Seconds of each policy call, in order; none for an expert."""
     clips: tuple[Clip, ...] = field(default=(), compare=False, repr=False)
     unrepeatable: int = field(default=0, compare=False)
-    """Episodes that came out otherwise when their actions were repeated for a clip, which was left
-    out: the simulator's episodes do not follow from their seeds."""
+    """Number of episodes that had another result when their actions were repeated for a clip, which
+    was then omitted: the simulator's episodes do not follow from their seeds alone."""
 
     def __repr__(self) -> str:
         told = f"{len(self.episodes)} episodes, {len(self.failures)} failures"
@@ -129,18 +130,18 @@ class Evaluation:
 
     @property
     def named(self) -> Rate | None:
-        """Rate of reaching the goal that the prompt named; None where that is not measured."""
+        """Rate of reaching the goal that the prompt named; None if that is not measured."""
         reached = [e.named_achieved for e in self.episodes]
         return None if None in reached else Rate.of(map(bool, reached))
 
     @property
     def mean_return(self) -> float:
-        """Mean sum of rewards of an episode."""
+        """Mean sum of rewards per episode."""
         return float(np.mean([e.reward for e in self.episodes]))
 
     @property
     def mean_length(self) -> float:
-        """Mean steps of an episode."""
+        """Mean number of steps per episode."""
         return float(np.mean([e.length for e in self.episodes]))
 
     @property
@@ -157,7 +158,7 @@ class Evaluation:
 
     @property
     def latency(self) -> CallLatency | None:
-        """Latency of the policy's calls; None where there was none."""
+        """Latency of the policy's calls; None if there were no calls."""
         return CallLatency.of(self.seconds) if self.seconds else None
 
     @property
@@ -174,7 +175,7 @@ class Evaluation:
 
     @property
     def by_goal(self) -> dict[str, Rate]:
-        """Success by the episode's own goal, in the suite's order; absent goals left out."""
+        """Success by the episode's own goal, in the suite's order; absent goals are left out."""
         own = {goal: [e.success for e in self.episodes if e.goal == goal] for goal in self.goals}
         return {goal: Rate.of(outcomes) for goal, outcomes in own.items() if outcomes}
 
@@ -187,7 +188,7 @@ class Evaluation:
         return {prompt: Rate.of(outcomes) for prompt, outcomes in groups.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """All but pictures and actions, as plain data."""
+        """Everything except pictures and actions, as plain data."""
         return {
             "suite": self.suite,
             **self._means(),
@@ -213,15 +214,15 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Perturbed:
-    """A policy's evaluation under a change, `about` in words, and how much more or less often it
-    succeeds than without, paired by task and seed."""
+    """A policy's evaluation under a change, which `about` describes in words, and the difference
+    from its success without the change, paired by task and seed."""
 
     about: str
     evaluation: Evaluation
     difference: Paired
 
     def to_json(self) -> dict[str, Any]:
-        """All but the evaluation's episodes, as plain data."""
+        """Everything except the evaluation's episodes, as plain data."""
         return {
             "about": self.about,
             "suite": self.evaluation.suite,
@@ -231,7 +232,7 @@ class Perturbed:
 
 
 def joined(parts: Sequence[Evaluation], suite: str) -> Evaluation:
-    """One evaluation of a suite whose tasks were evaluated apart."""
+    """One evaluation of a suite whose tasks were evaluated separately."""
     clips, before = [], 0
     for part in parts:
         clips += [replace(clip, episode=before + clip.episode) for clip in part.clips]

@@ -1,8 +1,9 @@
-"""Success rates with an interval that is right for few episodes and for rates near 0 or 1, and two
-policies compared on the same starts.
+"""Success rates with an interval that is correct for few episodes and for rates near 0 or 1, and
+comparison of two policies on the same starts.
 
-The score interval of E. B. Wilson, "Probable inference, the law of succession, and statistical
-inference" (JASA 22, 1927); unlike mean ± 2 standard errors it is not empty at 0/n and n/n.
+The interval is the score interval of E. B. Wilson, "Probable inference, the law of succession, and
+statistical inference" (JASA 22, 1927); unlike mean ± 2 standard errors, it is not empty at 0/n and
+n/n.
 """
 
 from collections.abc import Iterable
@@ -62,7 +63,7 @@ class Rate:
 
     @property
     def interval_text(self) -> str:
-        """Such as "93.3–99.2 %"."""
+        """The interval as text, such as "93.3–99.2 %"."""
         low, high = self.interval
         return f"{100 * low:.1f}–{100 * high:.1f} %"
 
@@ -113,7 +114,7 @@ class Paired:
 
     @property
     def p_value(self) -> float:
-        """P-value of McNemar's test, two-sided and exact: were the policies equally good, either
+        """P-value of McNemar's test, two-sided and exact: if the policies were equally good, either
         would win a discordant pair with probability 1/2, so that the smaller of the two counts is
         binomial. Q. McNemar, Psychometrika 12 (1947); the exact form is F. Mosteller's, Biometrics
         8 (1952).
@@ -124,15 +125,15 @@ class Paired:
 
     @property
     def difference(self) -> float:
-        """First success rate less the second, -1 … 1."""
+        """First success rate minus the second, -1 … 1."""
         return (self.first_only - self.second_only) / self.trials
 
     @property
     def interval(self) -> tuple[float, float]:
         """95 % interval of the difference: the Wilson intervals of both rates, combined with regard
-        to their correlation φ, whose numerator is made smaller by n/2 where positive. Method 10 of
-        R. G. Newcombe, "Improved confidence intervals for the difference between binomial
-        proportions based on paired data" (Statistics in Medicine 17, 1998, 2635)."""
+        to their correlation φ, whose numerator is reduced by n/2 if it is positive. Method 10 of R.
+        G. Newcombe, "Improved confidence intervals for the difference between binomial proportions
+        based on paired data" (Statistics in Medicine 17, 1998, 2635)."""
         n, product = self.trials, self.both * self.neither - self.first_only * self.second_only
         one, two = self.both + self.first_only, self.both + self.second_only
         scale = sqrt(one * (n - one) * two * (n - two))

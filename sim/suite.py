@@ -1,6 +1,6 @@
-"""A benchmark suite: its tasks, and how to open slots in which to act them.
+"""A benchmark suite: its tasks, and how to open slots in which to act on them.
 
-A user's own suite is one of these in a file of theirs; `sim.suites` finds it by name.
+A user's own suite is a `Suite` in their own file; `sim.suites` finds it by name.
 """
 
 import os
@@ -16,47 +16,48 @@ from sim.protocol import EVAL_SEEDS, Environment, Slots
 
 @dataclass(frozen=True)
 class Suite:
-    """`open(tasks, count, size)` makes so many slots for some of its tasks, whose observed pictures
-    have `size` pixels an edge. Tasks that cannot share slots (`together` is false) are opened one
-    at a time."""
+    """The tasks of a benchmark. `open(tasks, count, size)` makes `count` slots for some of its
+    tasks, with observed pictures of `size` pixels per edge. Tasks that cannot share slots
+    (`together` is false) are opened one at a time."""
 
     name: str
     tasks: tuple[str, ...]
     episodes: int
-    """Starts a task, as the suite's authors count them: seeds `first_seed` and on."""
+    """Number of starts per task, as the suite's authors count them: seeds from `first_seed` on."""
     open: Callable[[tuple[str, ...], int, int], Slots]
     first_seed: int = EVAL_SEEDS.start
-    """First seed of the starts that policies are judged by."""
+    """First seed of the starts for judging policies."""
     recorded_from: int = 0
-    """First seed of recordings, none of which may reach a start that policies are judged by."""
+    """First seed of recordings, none of which may reach a start for judging policies."""
     fixed: int | None = None
-    """Number of starts a task below `recorded_from`, where they are fixed: seeds 0 … fixed - 1.
-    None where every seed is a start."""
+    """Number of starts per task below `recorded_from`, if they are fixed: seeds 0 … fixed - 1. None
+    if every seed is a start."""
     noise: float = 0.015
-    """Noise that recordings add to the expert's actions as they are executed, unless told
-    otherwise: standard deviations in parts of each action's range."""
+    """Default noise that recordings add to the expert's actions when executing them: standard
+    deviation as a fraction of each action's range."""
     together: bool = True
     slots: int | None = None
-    """Suitable number at a time; one for each core if None."""
+    """Suitable number of slots; one per core if None."""
     environment: Callable[[str, int], Environment] | None = None
-    """(task, size) -> what `open` makes slots of, where that is an environment on a device."""
+    """(task, size) -> the environment that `open` makes slots of, if it is one on a device."""
     drawn: int | None = None
-    """Edge of the pictures that its datasets have, pixels: policies resize them, in training and
-    here. None where pictures are drawn as the policy sees them."""
+    """Edge of the pictures in its datasets, pixels; policies resize them, in training and here.
+    None if pictures are drawn in the size that the policy sees."""
     phases: Callable[[str, str, Float[np.ndarray, "t a"]], tuple[str, ...]] | None = None
-    """(task, goal, actions) -> what the task's scripted expert was about in each step, in words;
-    None if it does not tell."""
+    """(task, goal, actions) -> the phase of the task that its scripted expert was in at each step,
+    in words; None if it does not report phases."""
     action_range: tuple[tuple[float, float], ...] = ()
-    """Lowest and highest value of each action; without it, none can be disturbed by a part of it
+    """Lowest and highest value of each action; needed for noise as a fraction of the range
     (`tools.evaluate --perturb noise`)."""
     variants: Mapping[str, "Suite | str"] = field(default_factory=dict)
-    """Suites in which one thing is changed, or their names for `load_suite`, by what that is. They
-    have tasks and first seed of this one (`tools.evaluate --perturb`)."""
+    """Suites in which one thing is changed, or their names for `load_suite`, by the name of the
+    change. They have the tasks and first seed of this suite (`tools.evaluate --perturb`)."""
     about: str = ""
     """Words for what a variant changes."""
     cheaper: "Callable[[int, bool], Suite] | None" = None
-    """The suite that draws a picture only every so many steps of an episode, and shows it again in
-    between, and with smooth edges or without: for recordings where drawing is what costs."""
+    """(steps, smooth) -> the suite that draws a picture only every `steps` steps of an episode and
+    repeats it in between, with smooth edges or without; for recordings in which drawing is the main
+    cost."""
     source: str = ""
     """Origin of a suite that is not ours: SHA-256 of its file, or name and version of its package;
     `load_suite` fills it in."""
@@ -78,10 +79,10 @@ class Suite:
         return [tasks] if self.together else [(task,) for task in tasks]
 
     def judged(self, episodes: int) -> range:
-        """Seeds of so many starts a task that policies are judged by.
+        """Seeds of `episodes` starts per task for judging policies.
 
         Raises:
-          ValueError: there are not so many, or recordings begin among them.
+          ValueError: there are not as many, or recordings begin among them.
         """
         seeds = range(self.first_seed, self.first_seed + episodes)
         early = seeds.start < self.recorded_from
@@ -105,5 +106,6 @@ class Suite:
         return self.drawn or seen
 
     def count(self, asked: int | None, episodes: int) -> int:
-        """Slots to open for so many episodes, if the user asked for so many or for none."""
+        """Number of slots to open for `episodes` episodes, if the user asked for `asked` slots or
+        none in particular."""
         return min(asked or self.slots or os.cpu_count() or 1, episodes)

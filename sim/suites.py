@@ -1,7 +1,7 @@
 """Benchmark suites by name.
 
-A user's own suite is a `Suite` in a file of theirs (`--suite path/to/file.py:NAME`) or an entry
-point of the group "chiliad.suites" in a package of theirs, as presets are.
+A user's own suite is a `Suite` in their own file (`--suite path/to/file.py:NAME`) or an entry point
+of the group "chiliad.suites" in their own package, as with presets.
 """
 
 import re
@@ -25,8 +25,8 @@ def load_suite(name: str) -> Suite:
     installed package.
 
     Raises:
-      ValueError: there is no suite of that name, or what has the name is no `Suite`.
-      FileNotFoundError: the file, or what simulates the suite, is missing.
+      ValueError: there is no suite of that name, or the object of that name is not a `Suite`.
+      FileNotFoundError: the file, or the simulator of the suite, is missing.
     """
     path = name.rpartition(":")[0]
     if path.endswith(".py"):
@@ -117,11 +117,11 @@ def _on_device(
     expert: Callable[[Any, Any], Any],
     changes: Mapping[str, str] = MappingProxyType({}),
 ) -> Suite:
-    """Several tasks by a family's name, or one by its own.
+    """A suite of several tasks by a family's name, or of one task by its own.
 
-    `made(task, size, change)` makes a task's environment, `changes` are the variants that change
-    it, with words for them; all have one more, whose prompts are paraphrases. A variant's name has
-    it behind the family's: "tabletop_camera-lift".
+    `made(task, size, change)` makes a task's environment. `changes` are the variants that change
+    it, with a description of each; there is always one more variant, whose prompts are paraphrases.
+    A variant's name has the change after the family: "tabletop_camera-lift".
     """
     changes = {**changes, "paraphrase": "wordings that no recording has"}
     known = {**families, **{task: (task,) for tasks in families.values() for task in tasks}}
@@ -197,4 +197,4 @@ _FAMILIES: dict[str, Callable[[str], Suite]] = {
     "libero": _libero,
     "gym": _gym,
 }
-"""Families by the start of a name, up to the first of "-_:"; each imports only its own needs."""
+"""Families by the start of a name, up to the first of "-_:"; each imports only what it needs."""

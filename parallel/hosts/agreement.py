@@ -1,7 +1,7 @@
-"""One decision for all hosts, made by the first from what each of them found.
+"""One decision for all hosts, which the first host makes from what each host found.
 
-It goes over the coordination service, not the devices, so a background thread may use it while the
-devices train, and a host that does not come is named instead of waited for in vain.
+It uses the coordination service, not the devices, so a background thread may use it while the
+devices train. If a host does not respond, the wait ends with an error that names it.
 """
 
 import itertools
@@ -15,13 +15,14 @@ _rounds: dict[str, Iterator[int]] = defaultdict(itertools.count)
 
 
 def agree(name: str, mine: str, decide: Callable[[list[str]], str], seconds: float = 3600.0) -> str:
-    """Decision of host 0 alone, by `decide`, on the `mine` of all hosts, in their order.
+    """Decision that host 0 alone makes, by calling `decide` on the `mine` of all hosts, in their
+    order.
 
     All hosts call it equally often with the same `name`, from one thread each. `decide` must not
     raise: the others would wait for it.
 
     Raises:
-      TimeoutError: some hosts did not come within `seconds`; names them.
+      TimeoutError: some hosts did not respond within `seconds`; names them.
     """
     client = coordination.client()
     if client is None or host_count() == 1:

@@ -1,8 +1,8 @@
-"""The coordination service of a job's processes (small values by key, barriers that name who is
-late), and what a cluster's environment says of the job.
+"""The coordination service of a job's processes (small values by key, barriers that name late
+processes), and the job as a cluster's environment describes it.
 
-JAX runs this service inside process 0 but has no public interface to it; all that is private to JAX
-is here and nowhere else.
+JAX runs this service inside process 0 but has no public interface to it. All uses of JAX's private
+interfaces are in this module.
 """
 
 import os
@@ -21,11 +21,11 @@ class Client:
     _service: Any
 
     def put(self, key: str, value: str) -> None:
-        """Sets a key, over what it was."""
+        """Sets a key, overwriting any value."""
         self._service.key_value_set(key, value, allow_overwrite=True)
 
     def put_first(self, key: str, value: str) -> str:
-        """Sets a key unless it is set; returns what it is then."""
+        """Sets a key unless it is already set; returns the value that it then has."""
         try:
             self._service.key_value_set(key, value)
         except Exception as error:
@@ -35,7 +35,7 @@ class Client:
         return value
 
     def get(self, key: str) -> str | None:
-        """A key's value now, None if nobody has set it."""
+        """A key's current value, None if it is not set."""
         try:
             return self._service.key_value_try_get(key)
         except Exception as error:
@@ -44,12 +44,12 @@ class Client:
             raise
 
     def list(self, folder: str) -> dict[str, str]:
-        """All keys below `folder`, named from there, with their values."""
+        """All keys below `folder`, relative to it, with their values."""
         found = self._service.key_value_dir_get(folder)
         return {key.removeprefix(folder).lstrip("/"): value for key, value in found}
 
     def barrier(self, name: str, seconds: float) -> None:
-        """Returns when all processes have come to the barrier `name`, which serves once.
+        """Returns when all processes have reached the barrier `name`, which can be used only once.
 
         Raises:
           TimeoutError: some were not there after `seconds`; names them.
@@ -68,7 +68,7 @@ class Client:
 
 
 def client() -> Client | None:
-    """The job's coordination service, None where a single process runs alone."""
+    """The job's coordination service, None if the process runs alone."""
     service = _jax_distributed.global_state.client
     return None if service is None else Client(service)
 
@@ -76,7 +76,7 @@ def client() -> Client | None:
 @dataclass(frozen=True)
 class ProcessPlace:
     """A process as its cluster describes it: the job's size, its rank, where rank 0 listens (if
-    known), and which of its machine's devices is its own (all, if None)."""
+    known), and which of its machine's devices belongs to it (None: all)."""
 
     cluster: str
     processes: int
@@ -89,10 +89,10 @@ _MPI = (
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
     ("PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"),
 )
-"""Size, rank and rank on this machine, as MPI launchers that JAX does not know set them: Open MPI
-5; MPICH and Intel MPI."""
+"""Size, rank and rank on this machine, as set by MPI launchers that JAX does not know: Open MPI 5;
+MPICH and Intel MPI."""
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
-"""Processes on this machine, likewise."""
+"""Number of processes on this machine, as set by the same launchers."""
 
 
 def detect() -> ProcessPlace | None:
@@ -100,7 +100,7 @@ def detect() -> ProcessPlace | None:
     these.
 
     Raises:
-      ValueError: a Kubernetes Job cannot be asked.
+      ValueError: a Kubernetes Job cannot be queried.
     """
     for kind in clusters.ClusterEnv._cluster_types:
         pod = kind.__name__ == "K8sCluster"
@@ -130,8 +130,8 @@ def detect() -> ProcessPlace | None:
 
 
 def _devices_are_dealt() -> bool:
-    """The process sees only devices of its own: it is alone on its machine, or the cluster bound
-    them to it."""
+    """True if the process sees only its own devices: it is alone on its machine, or the cluster
+    bound them to it."""
     alone = re.fullmatch(r"1(\(x\d+\))?", os.environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",")
     return bool(

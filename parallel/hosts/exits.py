@@ -1,4 +1,4 @@
-"""End of a job's process, as its exit code and in a sentence; docs/multihost.md explains the
+"""Exit codes of a job's processes, and errors as one sentence; docs/multihost.md explains the
 codes."""
 
 import errno
@@ -9,15 +9,15 @@ from pathlib import Path
 FAILED = 1
 """An error with its traceback."""
 REFUSED = 2
-"""Options, files or data that do not fit; the same command again would not help."""
+"""Options, files or data that do not fit; running the same command again would not help."""
 STALLED = 42
-"""Nothing went on for too long; the watchdog wrote all stacks and named the suspect."""
+"""No progress for too long; the watchdog wrote all stacks and named the suspect."""
 PEER_LOST = 43
 """Another process of the job failed."""
 NON_FINITE = 44
-"""A loss was not finite, and the run was not told to go on."""
+"""A loss was not finite, and the run was not set to continue."""
 INTERRUPTED = 130
-"""Ctrl-C: the second time, or while nothing was trained yet."""
+"""Ctrl-C, pressed a second time or before anything was trained."""
 
 _REMEDIES = {
     errno.ENOSPC: "make room",
@@ -41,8 +41,9 @@ _REMEDIES = {
 
 
 def code(error: BaseException, begun: bool) -> int:
-    """Exit code of a process which an error ends; the error's own `exit_code` if it has one. Only
-    what is wrong before training has begun is refused: a full disk is a ValueError too."""
+    """Exit code of a process that ends with an error: the error's own `exit_code` if it has one.
+    `REFUSED` is only for errors before training has begun, since a full disk is a ValueError
+    too."""
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
     if isinstance(error, SystemExit):
@@ -52,8 +53,8 @@ def code(error: BaseException, begun: bool) -> int:
 
 
 def sentence(error: BaseException, where: str | Path | None = None) -> str | None:
-    """Sentence on an error whose cause lies outside of the code, with a remedy; None of any other,
-    whose traceback is needed.
+    """Sentence that explains an error whose cause lies outside the code, with a remedy; None for
+    any other error, as its traceback is needed.
 
     Args:
       where: the file or folder that was being written, for errors that name none.
@@ -73,10 +74,10 @@ def is_of_the_disk(error: BaseException) -> bool:
 
 
 def _of_the_disk(error: BaseException) -> tuple[int | None, str | None]:
-    """The number of the system's error and the file that it names; tensorstore puts both into the
-    words of a ValueError."""
+    """The errno of a system error and the file that it names; tensorstore puts both into the
+    message of a ValueError."""
     if isinstance(error, OSError):
-        named = error.filename2 or error.filename  # of a copy or a move, what is written
+        named = error.filename2 or error.filename  # for a copy or a move, the file being written
         return error.errno, None if named is None else str(named)
     number = re.search(r"os_error_code='(\d+)'", str(error))
     file = re.search(r'local file "([^"]+)"', str(error))

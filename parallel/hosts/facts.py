@@ -1,7 +1,8 @@
-"""Facts that hosts tell each other once a step, through the step itself, and how it uses them.
+"""Facts that hosts exchange once a step, through the step itself, and how the step uses them.
 
-Every host brings a row of facts; the step gathers them, and every host reads the same table at the
-same point of its loop. So all stop, skip or go back together, with no clock and no further message.
+Every host passes in a row of facts. The step gathers them, and every host reads the same table at
+the same point of its loop. All hosts therefore stop, skip or go back together, without a clock or
+further messages.
 """
 
 from typing import Any, NamedTuple, TypeVar
@@ -21,10 +22,11 @@ class HostFacts(NamedTuple):
     """A host's row, f32.
 
     `stop_signal` is the number of the signal that told this host to stop, 0 if none did; a step
-    that any host enters so told changes nothing. An update whose gradient norm is above `limit`
-    (the least of all hosts') is not made. `busy` are the seconds between this host's turning to the
-    step and entering it, `data_wait` those of them that it waited for data. `halts_at` is the
-    step's number where a bad one halts the run: it leaves the state before it for good.
+    that any host enters with a signal changes nothing. An update whose gradient norm is above
+    `limit` (the smallest of all hosts') is not made. `busy` is the seconds from when this host
+    begins to prepare the step until it enters it, and `data_wait` the part of them spent waiting
+    for data. `halts_at` is the step's number if a bad step is to halt the run and keep the state
+    before it for good, else -1.
     """
 
     stop_signal: float
@@ -40,7 +42,7 @@ def facts_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def put_facts(facts: HostFacts, mesh: Mesh) -> Float[Array, "d 5"]:
-    """This host's facts at each of its devices, as one array over all devices of the mesh."""
+    """This host's facts on each of its devices, as one array over all devices of the mesh."""
     row = np.array([facts], np.float32)
     shape = (mesh.size, len(facts))
     return jax.make_array_from_callback(shape, facts_sharding(mesh), lambda _: row)
@@ -70,10 +72,10 @@ def settle(
 ) -> tuple[State, Bool[Array, ""]]:
     """The state that step `at` leaves (in a traced program), and whether it was a good step.
 
-    A step that a host enters told to stop leaves `old`. One that is not `sound`, or whose gradient
-    `norm` is above the limit, leaves `old` but for its counts (integers of no dimension), which go
-    on: the schedule and the data do too. Where it halts the run these stay as well, by which the
-    steps under way know that they come too late.
+    A step that a host enters after it was told to stop leaves `old`. One that is not `sound`, or
+    whose gradient `norm` is above the limit, leaves `old` except for its counts (scalar integers),
+    which advance, as the schedule and the data do. If the step halts the run, the counts stay too;
+    steps already under way recognise by them that they must change nothing.
     """
     table = jax.lax.with_sharding_constraint(facts, PartitionSpec())
     told: Any = HostFacts(*table.T)
@@ -90,10 +92,11 @@ def settle(
 
 
 def any_host(number: int) -> tuple[int, int] | None:
-    """`stop_signal`, of the signal's number, or 0, that each host gives.
+    """The first host that gives a signal's `number` other than 0, and the number; None if none
+    does.
 
-    It goes not over the devices, so hosts may come minutes apart, as they do after compiling.
-    All hosts must call it at the same point of the program, and each waits for the others.
+    It does not use the devices, so hosts may call it minutes apart, as they do after compiling. All
+    hosts must call it at the same point of the program, and each waits for the others.
     """
 
     def first(numbers: list[str]) -> str:

@@ -1,8 +1,8 @@
-"""Faults on purpose, each at one rank and step: `kill@rank1:step50`.
+"""Fault injection, each fault at one rank and step: `kill@rank1:step50`.
 
-A process does to itself what a machine may do to it, so that drills and tests strike
-at the same moment every time (as torchft's tests do). A fault strikes once in a run's life: a
-marker in the run's folder keeps it from striking the restarted run again.
+A process does to itself what a machine may do to it, so that drills and tests inject a fault at the
+same moment every time (as torchft's tests do). A fault happens once in a run's life: a marker in
+the run's folder prevents it from happening again in the restarted run.
 """
 
 import os
@@ -33,7 +33,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault of one rank, just before it begins a step (counted from 0)."""
+    """A fault of one rank, injected just before it begins a step (counted from 0)."""
 
     kind: str
     rank: int
@@ -51,7 +51,7 @@ def parse(text: str) -> list[Fault]:
     """Faults of a list such as `kill@rank1:step50,nan@rank0:step60`.
 
     Raises:
-      ValueError: it is none; names the part.
+      ValueError: a part of the list is not a fault; names it.
     """
     faults = []
     for part in text.split(","):
@@ -66,7 +66,7 @@ def parse(text: str) -> list[Fault]:
 
 
 def arm(text: str, folder: Path) -> None:
-    """Arms faults for `at`, those that have not happened in the run of `folder`; "" disarms.
+    """Arms for `at` the faults that have not yet happened in the run of `folder`; "" disarms all.
 
     Raises:
       ValueError: as `parse`.
@@ -77,8 +77,8 @@ def arm(text: str, folder: Path) -> None:
 
 
 def at(step: int) -> str | None:
-    """Called before each step: lets what was armed for it happen here. Returns the kind of a fault
-    that is the caller's to carry out ("nan")."""
+    """Called before each step; carries out the faults that are armed for it. Returns the kind of a
+    fault that the caller must carry out ("nan")."""
     caller = None
     for fault in _armed:
         if (fault.rank, fault.step) == (jax.process_index(), step) and _first_time(fault):
@@ -89,7 +89,7 @@ def at(step: int) -> str | None:
 
 
 def spoilt(x: jax.Array) -> jax.Array:
-    """`x` with NaN in all that this process holds of it, for a fault of kind "nan"."""
+    """`x` with NaN in every part that this process holds, for a fault of kind "nan"."""
     parts = [shard.data * jnp.nan for shard in x.addressable_shards]
     return jax.make_array_from_single_device_arrays(x.shape, x.sharding, parts)
 
@@ -126,8 +126,8 @@ def _happen(fault: Fault) -> None:
 
 
 def _enter_alone() -> None:
-    """A sum over all devices, in an order that no mesh of a run has: what it sends is never taken
-    for a message of the collectives that the others are in."""
+    """A sum over all devices, in an order that no mesh of a run has, so that its messages are never
+    taken for those of the collectives that the other processes are in."""
     mesh = Mesh(np.array(jax.devices()[::-1]), ("all",))
     split, whole = (NamedSharding(mesh, PartitionSpec(*axis)) for axis in (("all",), ()))
     ones = jax.make_array_from_callback((mesh.size,), split, lambda _: np.ones(1, np.float32))

@@ -14,25 +14,25 @@ import jax
 from parallel.hosts import coordination
 
 COORDINATOR, PROCESSES, RANK = "CHILIAD_COORDINATOR", "CHILIAD_PROCESSES", "CHILIAD_RANK"
-"""Environment variables by which `tools.launch` places a process."""
+"""Environment variables in which `tools.launch` gives a process its place in the job."""
 RESTARTS = "CHILIAD_RESTARTS"
-"""Environment variable for the restarts of this run by `tools.launch`."""
+"""Environment variable for the number of times that `tools.launch` has restarted this run."""
 DEVICES = "JAX_LOCAL_DEVICE_IDS"
-"""JAX's environment variable for a process's own of its machine's accelerators."""
+"""JAX's environment variable for the accelerators of its machine that belong to a process."""
 
 _CONNECT, _WORK = 300, 7 * 86400
 _HEARTBEAT, _LAUNCHED = 10, 300
-"""Seconds without a sign of life after which JAX ends a job. Where `tools.launch` sees all of its
-processes it knows at once which has died or was stopped, and a busy machine must not be taken for
-that."""
+"""Seconds without a heartbeat after which JAX ends a job. Where `tools.launch` sees all of the
+job's processes, it knows at once which one has died or was stopped, and a busy machine must not be
+mistaken for a dead process."""
 _turns = itertools.count()
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Job:
-    """A process's place among several: rank 0 listens at `coordinator` (HOST:PORT); `device` is
-    its own of the machine's accelerators, None for all that it sees."""
+    """A process's place among several: rank 0 listens at `coordinator` (HOST:PORT); `device` is the
+    machine's accelerator that belongs to this process, None for all that it sees."""
 
     coordinator: str
     processes: int
@@ -41,22 +41,23 @@ class Job:
 
     @property
     def bind(self) -> str | None:
-        """Address rank 0 binds: the loopback if the coordinator is there, else JAX's default."""
+        """Address that rank 0 binds: the loopback if the coordinator is there, else JAX's
+        default."""
         return self.coordinator if _is_loopback(_host(self.coordinator)) else None
 
 
 def start(
     coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None
 ) -> None:
-    """Joins this process to its job, and returns when all have come. To be called once, before any
-    device is touched; a process that is alone goes on as it is.
+    """Joins this process to its job, and returns when all processes have joined. Call it once,
+    before any device is used; it does nothing in a process that is alone.
 
     Raises:
       ValueError: as `find_job`.
     """
     job = find_job(coordinator, num_processes, process_id)
     if job is None:
-        if own := os.environ.get(DEVICES):  # jax.distributed takes it by itself
+        if own := os.environ.get(DEVICES):  # jax.distributed reads it by itself
             jax.config.update("jax_cuda_visible_devices", own)
         return
     jax.config.update("jax_enable_preemption_service", False)  # it would swallow SIGTERM
@@ -78,8 +79,8 @@ def find_job(
 ) -> Job | None:
     """The job that this process belongs to, None if it is alone.
 
-    If none of the three is given, they are what `tools.launch` set; what is missing then is asked
-    of the cluster. `num_processes` 1 asks nobody.
+    If none of the three arguments is given, those that `tools.launch` set are used; values still
+    missing come from the cluster. `num_processes` 1 skips this detection.
 
     Raises:
       ValueError: some are missing, or they do not fit each other.
@@ -130,13 +131,14 @@ def check_address(where: str) -> None:
 
 
 def restarts() -> int:
-    """Restarts of this run by `tools.launch`; a restarted run goes on where it was."""
+    """Number of times that `tools.launch` has restarted this run; a restarted run resumes where it
+    was."""
     return _number(RESTARTS) or 0
 
 
 def first_host_first(work: Callable[[], T]) -> T:
-    """Result of `work` in each process; process 0 does it before the others, who then find the
-    files that it left. All processes must call it equally often."""
+    """Result of `work` in each process. Process 0 calls `work` before the others, which then find
+    the files that it left. All processes must call this function equally often."""
     client = coordination.client()
     if client is None:
         return work()

@@ -1,7 +1,7 @@
-"""Signals to stop: SIGTERM (a cluster that takes its machine back) and Ctrl-C.
+"""Signals to stop: SIGTERM (from a cluster that takes its machine back) and Ctrl-C.
 
-A signal is only noted; the loop acts on it where all hosts can act alike. Installed after jax's own
-preemption notifier, which would swallow SIGTERM, these handlers replace its.
+A signal is only noted; the loop acts on it where all hosts can act alike. These handlers replace
+that of jax's preemption notifier, which would swallow SIGTERM; they are installed after it.
 """
 
 import os
@@ -14,11 +14,12 @@ from types import FrameType
 from typing import Any
 
 UNLOGGED = 1000
-"""The `number` of a run that stops because its logs cannot be written; no signal has it."""
+"""The `number` of a run that stops because its logs cannot be written; no signal has this
+number."""
 
 
 class StopSignals:
-    """While entered, SIGTERM and Ctrl-C leave their number here; a second Ctrl-C interrupts."""
+    """Context manager that stores the number of a SIGTERM or Ctrl-C; a second Ctrl-C interrupts."""
 
     number: int = 0
 
@@ -46,8 +47,8 @@ class StopSignals:
 
 @contextmanager
 def leave_at_once() -> Iterator[None]:
-    """While entered (in the main thread), SIGTERM ends the program with exit code 0: for the time
-    before and after training, when there is nothing to save."""
+    """Context manager (in the main thread) in which SIGTERM ends the program with exit code 0; for
+    the time before and after training, when there is nothing to save."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         _say(b"\nStopped by SIGTERM; there was nothing to save.\n")
@@ -61,6 +62,6 @@ def leave_at_once() -> Iterator[None]:
 
 
 def _say(what: bytes) -> None:
-    """Writes to stderr if anybody reads it: Ctrl-C ends the `tee` behind a pipe too."""
+    """Writes to stderr if it still has a reader: Ctrl-C also ends the `tee` behind a pipe."""
     with suppress(OSError):
         os.write(2, what)

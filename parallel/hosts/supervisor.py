@@ -1,9 +1,9 @@
-"""Keeps a job of several processes on one machine going: starts them, merges what they say, and
-when one is dead, stopped or stuck, ends all and restarts.
+"""Supervises a job of several processes on one machine: starts them, merges their output, and when
+one is dead, stopped or stuck, ends all and restarts.
 
-Each attempt is a job of its own with a new port (as torchelastic re-forms a group), so nothing of a
-broken one is left to wait for; what was trained comes back from the last checkpoint. The first
-cause is kept apart from the errors of the processes that only lost their peer.
+Each attempt is a separate job with a new port (as torchelastic re-forms a group), so nothing waits
+for the remains of a broken attempt; training resumes from the last checkpoint. The first cause of a
+failure is distinguished from the errors of processes that only lost their peer.
 """
 
 import json
@@ -31,21 +31,23 @@ from parallel.hosts.parent import die_with_parent
 
 _POLL, _STOPPED_FOR, _TAIL = 0.1, 2.0, 30
 _ECHO = 0.5
-"""Seconds after a failure in which an earlier one may still become known."""
+"""Seconds after a failure during which an earlier failure may still become known."""
 _STACKS = 6.0
-"""Seconds that the others have, after the first ends by its watchdog, to write their stacks."""
+"""Seconds that the other processes have to write their stacks after the first is ended by its
+watchdog."""
 _FORCED = "--xla_force_host_platform_device_count"
 
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """Job to run: `processes` on each of `nodes` machines, this one being `node`, rank 0 at
-    `coordinator` (a free port of the loopback if None); each gets `devices` of its own (forced CPU
-    devices, or accelerators; an even share if None).
+    """Job to run: `processes` on each of `nodes` machines, of which this one is `node`, with rank 0
+    at `coordinator` (a free port of the loopback if None). Each process gets `devices` of its own
+    (forced CPU devices, or accelerators; an even share if None).
 
-    After a failure the job restarts up to `max_restarts` times, with as many processes, or,
-    with `min_processes`, without the one at fault: with the largest divisor of `processes` that is
-    left, since rows that divide over n processes divide over its divisors.
+    After a failure the job restarts up to `max_restarts` times, with the same number of processes.
+    With `min_processes`, it restarts without the process at fault: with the largest divisor of
+    `processes` that the remaining ones allow, since rows that divide over n processes divide over
+    n's divisors.
     """
 
     command: Sequence[str]
@@ -60,7 +62,7 @@ class LaunchPlan:
 
 @dataclass(frozen=True)
 class ProcessFailure:
-    """The first cause: which rank, what it did, and the exit code that stands for it."""
+    """The first cause of a failure: the rank, what happened to it, and the matching exit code."""
 
     rank: int
     what: str
@@ -68,7 +70,8 @@ class ProcessFailure:
 
 
 def supervise(plan: LaunchPlan) -> int:
-    """Runs the job to its end; returns its exit code, that of the first cause if it failed.
+    """Runs the job to its end; returns its exit code, which is that of the first cause if it
+    failed.
 
     SIGTERM and Ctrl-C go to all processes, which then save and end; a second Ctrl-C kills them.
 
@@ -158,7 +161,7 @@ class _Attempt:
         self._ended: queue.Queue[int] = queue.Queue()
 
     def run(self) -> ProcessFailure | None:
-        """None if all ended well."""
+        """The first cause of a failure; None if all processes ended well."""
         with tempfile.TemporaryDirectory(prefix="launch-") as scratch, socket.socket() as holder:
             self._report = Path(scratch) / "first-cause.json"
             where = self._coordinator(holder)
@@ -189,8 +192,9 @@ class _Attempt:
             return None if failed is None else self._explained(failed, stopped, detected)
 
     def _coordinator(self, holder: socket.socket) -> str:
-        """Rank 0's address, another port in every attempt; one of the loopback stays bound to
-        `holder`, so that nobody takes it before rank 0 listens (gRPC shares it, SO_REUSEPORT)."""
+        """Rank 0's address, with another port in every attempt. A port of the loopback stays bound
+        to `holder`, so that nobody takes it before rank 0 listens (gRPC shares it,
+        SO_REUSEPORT)."""
         if self._plan.coordinator is not None:
             host, _, port = self._plan.coordinator.rpartition(":")
             return f"{host}:{int(port) + self._attempt}"
@@ -254,8 +258,9 @@ class _Attempt:
         return None, False
 
     def _settled(self, failed: int, stopped: bool) -> int:
-        """The first cause, once those that failed with it are known: a process that JAX aborted
-        (SIGABRT) or that says it lost a peer is an echo if another did not."""
+        """Index of the process that failed first, once the others that failed are known. A process
+        that JAX aborted (SIGABRT) or that reports a lost peer is not the cause if another process
+        failed in another way."""
         watched = self._processes[failed].returncode in (exits.STALLED, exits.PEER_LOST)
         until = time.monotonic() + (_STACKS if watched else 0.0 if stopped else _ECHO)
         while time.monotonic() < until and any(p.poll() is None for p in self._processes):
@@ -271,10 +276,10 @@ class _Attempt:
         return reported if reported in own else own[0]
 
     def _reported(self) -> dict[str, Any]:
-        """Report of the first process to fail."""
+        """Report that the first process to fail has written, or {}."""
         try:
             return json.loads(self._report.read_text())
-        except (FileNotFoundError, json.JSONDecodeError):  # a full disk takes no report
+        except (FileNotFoundError, json.JSONDecodeError):  # a full disk holds no report
             return {}
 
     def _explained(self, index: int, stopped: bool, detected: float) -> ProcessFailure:
@@ -298,8 +303,8 @@ class _Attempt:
 
 
 class _Forwarded:
-    """While entered, SIGTERM and SIGINT go to the processes of the attempt under way, or to those
-    of the next once it has started them; the second Ctrl-C kills them."""
+    """Context manager that forwards SIGTERM and SIGINT to the processes of the current attempt, or
+    to those of the next once it has started them; the second Ctrl-C kills them."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -318,11 +323,11 @@ class _Forwarded:
             signal.signal(number, handler)
 
     def hold(self) -> None:
-        """Keeps what comes, as no process is there."""
+        """Holds signals back, as there is no process to receive them."""
         self._processes = None
 
     def release(self, processes: "list[subprocess.Popen[str]]") -> None:
-        """Forwards to these, first what was kept."""
+        """Forwards signals to `processes`, first those held back."""
         self._processes = processes
         for number in self._held:
             self._send(number, processes)
@@ -350,15 +355,15 @@ def _say(what: str) -> None:
 
 
 def _put(text: str, out: IO[str]) -> None:
-    """Writes what can be written: a full disk or a closed pipe behind the launcher must not leave
-    its processes waiting for ever to be read, nor a failed job unrestarted."""
+    """Writes as far as possible: a full disk or a closed pipe behind the launcher must not block
+    its processes for ever on unread output, or prevent the restart of a failed job."""
     with _writing, suppress(OSError):
         out.write(text)
         out.flush()
 
 
 def _kill(process: "subprocess.Popen[str]") -> None:
-    """The process and all that it started."""
+    """Kills the process and everything that it started."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -366,7 +371,7 @@ def _kill(process: "subprocess.Popen[str]") -> None:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Linux only; elsewhere the heartbeats of JAX notice."""
+    """True if the process is stopped. Linux only; elsewhere JAX's heartbeats notice."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -377,7 +382,7 @@ def _is_stopped(pid: int) -> bool:
 def _devices(
     plan: LaunchPlan, slot: int, accelerators: int, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """Environment that gives the process of a slot its own devices."""
+    """Environment variables that give the process of a slot its own devices."""
     if not accelerators or environment.get("JAX_PLATFORMS") == "cpu":
         flags = [f for f in environment.get("XLA_FLAGS", "").split() if _FORCED not in f]
         flags.append(f"{_FORCED}={plan.devices or 1}")

@@ -1,9 +1,10 @@
-"""Ends a run that no longer goes on: says which process is to blame, and where each one stands.
+"""Ends a run that makes no progress, and reports which process is to blame and where each one
+stands.
 
-A thread in each process tells the coordination service every half second how far its process is,
-and knows when that was too long ago; collectives let go of Python's lock, so it runs while the main
-thread hangs in one. A dead process needs no watchdog (JAX's heartbeats end its peers); one that is
-alive but stuck is seen by nothing else (jax#38503).
+A thread in each process reports its process's progress to the coordination service every half
+second, and notices when the last progress was too long ago. Collectives release Python's lock, so
+the thread runs while the main thread hangs in one. A dead process needs no watchdog (JAX's
+heartbeats end its peers), but nothing else detects a process that is alive but stuck (jax#38503).
 """
 
 import faulthandler
@@ -27,7 +28,7 @@ from models.terminal import harmless
 from parallel.hosts import coordination, exits
 
 PATIENCE = {"preparing": math.inf}
-"""Seconds that a phase may take; `LONG` for those not named, but for "training"."""
+"""Seconds that a phase may take; `LONG` for phases not named, except "training"."""
 LONG = 1800.0
 REPORT = "CHILIAD_REPORT"
 """The file in which `tools.launch` looks for the first cause of a failure."""
@@ -37,8 +38,8 @@ _VERDICT, _BEATS = "watchdog/verdict", "watchdog/beats"
 
 
 class Beat(NamedTuple):
-    """Progress of a process: steps dispatched, the seconds since it last said so, and how many it
-    is allowed; `beats` goes up as long as its watchdog lives."""
+    """Progress of a process: steps dispatched, the seconds since its last progress, and how many
+    seconds are allowed. `beats` increases as long as its watchdog lives."""
 
     phase: str
     step: int
@@ -62,8 +63,9 @@ _durations: deque[float] = deque(maxlen=32)
 
 
 def note(phase: str, step: int | None = None) -> None:
-    """The run enters a phase ("preparing", "loading", "compiling", "training", "saving",
-    "evaluating", "profiling") or, in "training", a step: it has dispatched `step` steps."""
+    """Records that the run enters a phase ("preparing", "loading", "compiling", "training",
+    "saving", "evaluating", "profiling") or, in "training", a step: `step` steps have been
+    dispatched."""
     global _now
     before, now = _now, time.monotonic()
     if phase == before.phase == "training" and step == before.step + 1:
@@ -72,15 +74,15 @@ def note(phase: str, step: int | None = None) -> None:
 
 
 def alive() -> None:
-    """Something was done that a phase consists of, such as an episode's: the phase's time begins
-    anew. From any thread."""
+    """Records progress within a phase, such as in an episode, and restarts the phase's time limit.
+    May be called from any thread."""
     global _now
     _now = _now._replace(since=time.monotonic())
 
 
 def suspects(beats: dict[int, Beat], silent: set[int]) -> list[int]:
     """Ranks that keep the others waiting: those whose watchdogs fell silent, else those at the
-    lowest step, unless all are at it."""
+    lowest step, unless all are at that step."""
     if silent:
         return sorted(silent)
     lowest = min(beat.step for beat in beats.values())
@@ -92,10 +94,11 @@ class Watchdog:
     """Watches this process and, with the others' watchdogs, the job; use as a context manager.
 
     A process is overdue after `patience` seconds (or 20 median steps, if longer) without a step, or
-    longer than `PATIENCE` in another phase. When all are that still say how far they are, each
-    writes where it stands to stderr, its threads to `folder`/stacks, and ends with
-    `exits.STALLED`. An error that leaves the block ends all processes of the job too: this one
-    with its code, the others with `exits.PEER_LOST`; `sys.exit(0)` ends all of them with 0.
+    after `PATIENCE` in another phase. When all processes that still report are overdue, each writes
+    its main thread's stack to stderr and all threads' stacks to `folder`/stacks, and ends with
+    `exits.STALLED`. An error that leaves the block also ends all processes of the job: this one
+    with the error's exit code, the others with `exits.PEER_LOST`; `sys.exit(0)` ends all of them
+    with 0.
     """
 
     def __init__(self, folder: Path, patience: float = 60.0) -> None:
@@ -131,7 +134,7 @@ class Watchdog:
         what = f"{type(error).__name__}: {error}"
         code = exits.code(error, begun=_now.phase not in ("starting", "preparing"))
         first = self._announce({"rank": self._rank, "what": what, "code": exits.PEER_LOST})
-        if first["rank"] != self._rank:  # what this process met is an echo
+        if first["rank"] != self._rank:  # this process's error only followed
             self._follow(first)
         _report(self._rank, what)
         if isinstance(error, KeyboardInterrupt):
@@ -143,7 +146,7 @@ class Watchdog:
             print(harmless("".join(lines)), end="", file=sys.stderr, flush=True)
         if alone:
             sys.exit(code)
-        self._leave(code)  # the interpreter's own end would wait for the others
+        self._leave(code)  # the interpreter's normal exit would wait for the others
 
     def _watch(self) -> None:
         count, failures = 0, 0
@@ -181,7 +184,8 @@ class Watchdog:
         return max(self._patience, _STEPS * usual)
 
     def _judge(self, mine: Beat) -> None:
-        """Ends the job unless somebody is still at work, for whom the others may wait."""
+        """Ends the job unless some process is still at work and the others may be waiting for
+        it."""
         beats, now = {self._rank: mine, **self._beats()}, time.monotonic()
         for rank in range(self._processes):
             count = beats[rank].beats if rank in beats else 0
@@ -208,7 +212,8 @@ class Watchdog:
         return {int(rank): Beat(*json.loads(value)) for rank, value in found.items()}
 
     def _announce(self, verdict: dict) -> dict:
-        """Tells all processes, unless another was first; returns what they were told."""
+        """Sends a verdict to all processes, unless another process was first; returns the verdict
+        that they got."""
         if self._client is None:
             return verdict
         try:
@@ -217,7 +222,7 @@ class Watchdog:
             return verdict  # the service is gone, and the others with it
 
     def _follow(self, verdict: dict) -> None:
-        """Says what ended the job and where this process stood, and ends it."""
+        """Reports what ended the job and where this process stood, and ends this process."""
         stalled, failed = verdict["code"] == exits.STALLED, verdict["code"] != 0
         how = "failed" if failed else "ended"
         what = verdict["what"] if stalled else f"rank {verdict['rank']} {how}: {verdict['what']}"
@@ -226,12 +231,12 @@ class Watchdog:
         with suppress(OSError):
             print(harmless(f"watchdog at {time.time():.3f}: {what}"), file=sys.stderr, flush=True)
         if stalled:
-            with suppress(OSError):  # a disk that is gone or full may be what all wait for
+            with suppress(OSError):  # all may be waiting for a disk that is gone or full
                 self._dump(what)
         self._leave(verdict["code"])
 
     def _dump(self, what: str) -> None:
-        """Writes where the main thread stands to stderr, and all threads to the run's folder."""
+        """Writes the main thread's stack to stderr, and all threads' stacks to the run's folder."""
         main = sys._current_frames()[threading.main_thread().ident or 0]
         stack = "".join(traceback.format_stack(main, 16))
         print(harmless(stack), end="", file=sys.stderr, flush=True)
@@ -245,7 +250,7 @@ class Watchdog:
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError):
                 stream.flush()
-        if self._processes > 1:  # the others must still read why, from what rank 0 holds
+        if self._processes > 1:  # the others must still read the verdict, which rank 0 holds
             time.sleep((4 if self._rank == 0 else 2) * self._interval)
         os._exit(code)
 
@@ -257,12 +262,12 @@ def _interrupted(phase: str) -> str:
 
 
 def _report(rank: int, what: str) -> None:
-    """Leaves the first cause where the launcher looks for it; the first to write is believed."""
+    """Writes the first cause to the file that the launcher reads; only the first writer counts."""
     path = os.environ.get(REPORT)
     if path is None:
         return
     try:
         with open(path, "x") as stream:
             json.dump({"rank": rank, "what": what}, stream)
-    except OSError:  # another was first, or the disk is full, which the error itself says
+    except OSError:  # another was first, or the disk is full, as the error itself says
         return

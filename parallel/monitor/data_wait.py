@@ -1,6 +1,6 @@
-"""Warning that steps wait for their data: one line, with a remedy.
+"""Warning that steps wait for their data, in one line with a remedy.
 
-What helps depends on where the loader's time goes, so the line goes by the loader's own figures.
+The remedy depends on where the loader's time goes, so it is chosen from the loader's own figures.
 """
 
 import time
@@ -29,12 +29,13 @@ class DataWait:
         self._spoken = -_SILENT_SECONDS
 
     def after(self, seconds: float, facts: Mapping[str, float]) -> str | None:
-        """Notes a step that took so long; a line, at most every ten minutes, where more than a
-        fifth of the last 50 steps' time was waiting for data.
+        """Records a step that took `seconds`; returns a line, at most every ten minutes, if more
+        than a fifth of the last 50 steps' time was spent waiting for data.
 
         Args:
-          facts: `data_wait` of the step and, as far as the loader knows them, `load_cpu_seconds`
-            of its batch, the `load_decode_seconds` of them, and `load_wait_seconds`.
+          facts: `data_wait` of the step and, as far as the loader knows them, `load_cpu_seconds` of
+            its batch, the part of them spent decoding (`load_decode_seconds`), and
+            `load_wait_seconds`.
         """
         names = ("data_wait", "load_cpu_seconds", "load_decode_seconds", "load_wait_seconds")
         self._steps.append(_Step(seconds, *(facts.get(name, 0.0) for name in names)))

@@ -1,9 +1,9 @@
-"""Goodput: the share of a run's time, over all its starts, that made steps that count.
+"""Goodput: the share of a run's time, over all its starts, that was spent on steps that count.
 
-goodput.jsonl in the run's folder only grows: a line per step with the seconds since the line before
-by cause, so that a killed run loses the account of one step at most, and what it must repeat is
-known. Causes are those of the main thread of the first host, one at a time, so they sum to the time
-that passed.
+goodput.jsonl in the run's folder is append-only. It has a line per step with the seconds since the
+previous line, by cause, so a killed run loses the account of at most one step, and the steps that
+it must repeat are known. Causes describe the main thread of the first host, one at a time, so their
+seconds sum to the elapsed time.
 """
 
 import json
@@ -49,8 +49,8 @@ _MEANING = {
 
 @dataclass
 class Account:
-    """Sums over the lines of a goodput.jsonl: seconds by cause, steps made that count, steps that
-    were lost, starts."""
+    """Sums over the lines of a goodput.jsonl: seconds by cause, number of steps that count, of
+    steps that were lost, and of starts."""
 
     seconds: dict[Cause, float] = field(default_factory=lambda: dict.fromkeys(get_args(Cause), 0.0))
     steps: int = 0
@@ -60,7 +60,7 @@ class Account:
     _made: list[tuple[int, float]] = field(default_factory=list)
 
     def add(self, line: dict[str, Any]) -> None:
-        """Takes in the next line."""
+        """Adds the next line."""
         for cause, seconds in line["seconds"].items():
             self.seconds[cause] += seconds
         if line["event"] == "begin":
@@ -79,13 +79,13 @@ class Account:
 
     @property
     def goodput(self) -> float:
-        """The share of steps that count in the time that the run was not stopped."""
+        """The share of steps that count in the time in which the run was not stopped."""
         passed = sum(self.seconds.values()) - self.seconds["stopped"]
         return self.seconds["step"] / passed if passed > 0 else 0.0
 
     def report(self) -> str:
         """A headline and a line per cause, for the end of a run. Shares are of the time in which
-        the run was not stopped; "stopped" itself has none."""
+        the run was not stopped; "stopped" itself has no share."""
         starts = f"{self.starts} start" + "s" * (self.starts != 1)
         lost = f", {self.lost_steps} lost and made again" if self.lost_steps else ""
         lines = [f"Goodput {self.goodput:.1%}: {self.steps} steps in {starts}{lost}"]
@@ -98,7 +98,7 @@ class Account:
 
 
 def read_account(directory: Path) -> Account:
-    """The account of the run in `directory`, from its lines that were written whole.
+    """The account of the run in `directory`, from the lines that are complete.
 
     Raises:
       ValueError: a line is damaged.
@@ -110,12 +110,12 @@ def read_account(directory: Path) -> Account:
 
 
 def set_damaged_account_aside(directory: Path, console: Console) -> None:
-    """Before a run goes on: keeps the good lines of a damaged goodput.jsonl."""
+    """Keeps the good lines of a damaged goodput.jsonl, before a run resumes."""
     set_damage_aside(Path(directory) / FILE_NAME, is_line, console)
 
 
 def is_line(line: dict[str, Any]) -> bool:
-    """True of a line of goodput.jsonl."""
+    """True for a line of goodput.jsonl."""
     known = line["event"] != "begin" or type(line["start"]) is int
     numbers = (line["time"], *line["seconds"].values())
     return (
@@ -127,9 +127,9 @@ def is_line(line: dict[str, Any]) -> bool:
 
 
 class Ledger:
-    """Keeps the account of a run as it goes; use as a context manager, in the main thread.
+    """Keeps the account of a run while it runs; use as a context manager, in the main thread.
 
-    Nothing is written before the first `begin`, nor where `directory` is None (on all hosts but the
+    Nothing is written before the first `begin`, or if `directory` is None (on all hosts but the
     first).
     """
 
@@ -142,8 +142,8 @@ class Ledger:
         self._starting: Cause | None = "restart" if self.account.starts else "start"
 
     def begin(self, step: int) -> None:
-        """Steps go on from `step`: what was made past it is lost. First called at a start, then
-        after every going back to a checkpoint."""
+        """Steps continue from `step`; steps made past it are lost. Called first at a start, then
+        after every return to a checkpoint."""
         first = self._file is None
         if first and self._directory is not None:
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -155,8 +155,8 @@ class Ledger:
         self._write("begin", step, start=int(first))
 
     def spend(self, cause: Cause) -> None:
-        """Puts the time since the last call down to `cause`; up to the first step of a start, all
-        but compiling is put down to starting."""
+        """Counts the time since the last call under `cause`. Up to the first step of a start, all
+        time but compiling counts as starting."""
         now = max(time.time(), self._until)
         if self._starting is not None and cause != "compile":
             if cause == "step":
@@ -167,15 +167,15 @@ class Ledger:
         self._until = now
 
     def made(self, step: int) -> None:
-        """Writes the seconds since the last line, as `step` steps are made."""
+        """Writes the seconds since the last line, once `step` steps are made."""
         self._write("made", step)
 
     def end(self, step: int) -> None:
-        """An orderly end: what passes until the next start is not the run's."""
+        """Marks an orderly end: the time until the next start does not count as the run's."""
         self._write("end", step)
 
     def sync(self) -> None:
-        """Returns when all lines are on disk: they survive the machine."""
+        """Returns when all lines are on disk, where they survive a crash of the machine."""
         if self._file is not None:
             os.fsync(self._file.fileno())
 
@@ -189,12 +189,12 @@ class Ledger:
         trace: TracebackType | None,
     ) -> None:
         if self._file is not None:
-            with suppress(OSError):  # `_write` has raised it, and its line is still in the buffer
+            with suppress(OSError):  # `_write` has raised it; its line is still in the buffer
                 self._file.close()
 
     def _write(self, event: str, step: int, **more: int) -> None:
         spent, at = self._seconds, self._until
-        if event == "begin":  # what was spent since the last line is the next one's
+        if event == "begin":  # the time since the last line belongs to the next line
             spent, at = {}, at - sum(spent.values())
         else:
             self._seconds = {}
@@ -207,7 +207,7 @@ class Ledger:
 
 
 def _cut(path: Path) -> None:
-    """Drops a last line that a kill cut short."""
+    """Drops a last line that a kill left incomplete."""
     if path.exists():
         with path.open("rb+") as file:
             content = file.read()

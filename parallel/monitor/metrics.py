@@ -1,9 +1,9 @@
 """Metrics of a run: one JSON object per line in metrics.jsonl, and the same for TensorBoard and
 other trackers.
 
-Each line has `step`, counted from 0: the metrics of the update that step made. A resumed run drops
-what was written past its checkpoint once it has made a step, so the file always holds one sequence
-and loses nothing to a run that makes none.
+Each line has a `step`, counted from 0, and the metrics of that step's update. A resumed run drops
+the lines past its checkpoint once it has made a step, so the file always holds one sequence, and a
+run that makes no step loses no lines.
 """
 
 import json
@@ -27,10 +27,10 @@ FILE_NAME = "metrics.jsonl"
 
 
 class MetricsWriter:
-    """Appends metrics of `start_step` and later, which drop what is there of these steps when the
-    first is written; use as a context manager. Every line is handed to the operating system at
-    once, so it survives this process, and what cannot be written is raised here: TensorBoard's own
-    writer would stop in a thread and block for good. `trackers` are told what TensorBoard is.
+    """Appends metrics of `start_step` and later steps. Writing the first line drops existing lines
+    of these steps. Use as a context manager. Every line is handed to the operating system at once,
+    so it survives this process, and write errors are raised here: TensorBoard's own writer would
+    stop in a thread and block for good. `trackers` get the same metrics as TensorBoard.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class MetricsWriter:
         self._failed = False
 
     def sync(self) -> None:
-        """Returns when all lines are on disk: they survive the machine.
+        """Returns when all lines are on disk, where they survive a crash of the machine.
 
         Raises:
           OSError: the file cannot be written; names it.
@@ -104,7 +104,7 @@ class MetricsWriter:
 
 
 def read_metrics(directory: Path) -> list[dict[str, float]]:
-    """All lines of a run's metrics.jsonl that were written whole, in order.
+    """All complete lines of a run's metrics.jsonl, in order.
 
     Raises:
       ValueError: a line is damaged.
@@ -113,12 +113,12 @@ def read_metrics(directory: Path) -> list[dict[str, float]]:
 
 
 def set_damaged_metrics_aside(directory: Path, console: Console) -> None:
-    """Before a run goes on: keeps the good lines of a damaged metrics.jsonl."""
+    """Keeps the good lines of a damaged metrics.jsonl, before a run resumes."""
     set_damage_aside(Path(directory) / FILE_NAME, is_line, console)
 
 
 def is_line(line: dict[str, Any]) -> bool:
-    """True of a line of metrics.jsonl."""
+    """True for a line of metrics.jsonl."""
     return type(line["step"]) is int
 
 

@@ -1,7 +1,7 @@
-"""Output of a run while it trains: every step's metrics to the log, and a progress bar.
+"""Output of a run while it trains: every step's metrics in the log, and a progress bar.
 
-A step's metrics are read once a later step is under way, which bounds how far the host runs ahead
-of the device, and makes plain which of the two waits for the other.
+A step's metrics are read once a later step is under way. This bounds how far the host runs ahead of
+the device, and shows which of the two waits for the other.
 """
 
 import time
@@ -24,11 +24,11 @@ from parallel.runs.log_failure import LogFailure
 from parallel.step import Metrics
 
 _WINDOW = 50  # steps the progress bar averages over
-_SPOKEN_SECONDS = 30.0  # between lines where no bar can be drawn
+_SPOKEN_SECONDS = 30.0  # between lines if no bar can be drawn
 
 
 class StepBar:
-    """A progress bar over steps, or a line now and then where none can be drawn. Use as a context
+    """A progress bar over steps, or an occasional line if no bar can be drawn. Use as a context
     manager."""
 
     def __init__(self, console: Console, doing: str, done: int, steps: int) -> None:
@@ -63,13 +63,13 @@ class StepBar:
 
 
 class StepLog:
-    """Takes the metrics of steps as they are dispatched and writes them as they are done.
+    """Takes the metrics of steps when they are dispatched and writes them when they are done.
 
-    Use as a context manager. `writer` None (all hosts but the first) writes nothing and draws
-    nothing; what it cannot write, `failure` keeps. `made` counts the steps that are done; `stopped`
-    is, once a step was entered by a host that was told to stop, that host and the signal's number:
-    that step and those after it were not made. Both are the same on all hosts at the same point of
-    the loop.
+    Use as a context manager. With `writer` None (on all hosts but the first), nothing is written or
+    drawn. `failure` keeps the error of a failed write. `made` counts the steps that are done.
+    `stopped` is set once a host that was told to stop has entered a step, to that host and the
+    signal's number; that step and those after it were not made. Both are the same on all hosts at
+    the same point of the loop.
     """
 
     def __init__(
@@ -99,10 +99,11 @@ class StepLog:
         self._bar = StepBar(console, "training", start, steps)
 
     def started(self, step: int, begin: float, metrics: Metrics, facts: dict[str, float]) -> None:
-        """Notes that `step` was dispatched, its data asked for at `begin` (perf_counter seconds).
+        """Records that `step` was dispatched and that its data was requested at `begin`
+        (perf_counter seconds).
 
-        `facts` are what the host knows of it: `data_wait` (seconds), `samples` and whatever else is
-        to be logged. Reads the metrics of earlier steps until at most two are under way.
+        `facts` is what the host knows of the step: `data_wait` (seconds), `samples` and any other
+        values to log. Reads the metrics of earlier steps until at most two are under way.
 
         Raises:
           BadStep: such a step was bad and is not skipped.
@@ -123,11 +124,11 @@ class StepLog:
             self._finish()
 
     def noted(self, step: int, metrics: dict[str, float]) -> None:
-        """Writes what was found after the update of `step`, by an evaluation or a save."""
+        """Writes the metrics that an evaluation or a save gave after the update of `step`."""
         self._write(step, metrics)
 
     def sync(self) -> None:
-        """Returns when all that was written is on disk."""
+        """Returns when all lines written so far are on disk."""
         if self._writer is not None:
             with self._failure.kept():
                 self._writer.sync()
@@ -163,7 +164,7 @@ class StepLog:
             "samples_per_second": facts["samples"] / seconds,
             "data_wait_share": facts["data_wait"] / seconds,
         }
-        if step > self._first:  # the first waited for compiling
+        if step > self._first:  # the first step waited for compilation
             self._speed.add(seconds)
         board = step % self._board_every == 0
         if board:

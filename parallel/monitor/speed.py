@@ -2,9 +2,9 @@
 is known.
 
 FLOPs are the model's own: matrix products of the loss and its gradient, counted in the jaxpr
-(`parallel.planning.flops.own_work`), nothing recomputed or padded, as the planner counts them and
-not as XLA's cost analysis does, which takes the body of a loop over layers once. MFU is PaLM's
-(arXiv 2204.02311, appendix B).
+(`parallel.planning.flops.own_work`) without recomputation or padding. The planner counts them the
+same way; XLA's cost analysis does not, as it counts the body of a loop over layers once. MFU is
+defined as in PaLM (arXiv 2204.02311, appendix B).
 """
 
 import math
@@ -19,7 +19,7 @@ from parallel.planning.cluster import chip_of
 from parallel.planning.flops import own_work
 from parallel.step import Trainable
 
-_KEYS = 64  # of a block that attention's kernels walk, as the planner takes it
+_KEYS = 64  # of a block that attention's kernels walk, as in the planner
 
 
 def model_flops(
@@ -27,9 +27,9 @@ def model_flops(
 ) -> dict[str, float]:
     """FLOPs of one step on a global batch, by the operands' dtype.
 
-    Products over padded places count: they are computed. Where attention walks blocks of keys, of
-    which it skips those of other samples, it is counted for samples of the average length of those
-    that this process has of the batch, with the scores that its own backward computes again.
+    Products over padded places count, since they are computed. Attention that walks blocks of keys
+    skips those of other samples. It is counted for samples of the average length in this process's
+    part of the batch, and includes the scores that its own backward pass recomputes.
 
     Args:
       batch: rows on devices, of which only shapes and this process's `prefix_segment` are read.
@@ -46,8 +46,8 @@ class Speed:
     """Speed of the steps since the last report; `flops` are `model_flops`, empty until known.
 
     Args:
-      devices: of the job, all of a kind.
-      kind: JAX's name of it.
+      devices: number of devices of the job, all of one kind.
+      kind: JAX's name for that kind.
     """
 
     def __init__(self, devices: int, kind: str) -> None:
@@ -56,15 +56,15 @@ class Speed:
         self._seconds: list[float] = []
 
     def add(self, seconds: float) -> None:
-        """Notes a step that took so long."""
+        """Records a step that took `seconds`."""
         self._seconds.append(seconds)
 
     def report(self) -> dict[str, float]:
         """Metrics of the steps since the last report; none if there were none.
 
-        `step_seconds_p50` and `step_seconds_p95`; `tflops_per_device`, the model's own per second;
-        and `mfu`, these over the chip's dense peak in the dtype of most products, float32's or else
-        bfloat16's, where `parallel.planning.cluster` knows it.
+        `step_seconds_p50` and `step_seconds_p95`; `tflops_per_device`, the model's own TFLOP/s; and
+        `mfu`, that rate over the chip's dense peak, if `parallel.planning.cluster` knows it. The
+        peak is float32's if most products are in float32, else bfloat16's.
         """
         if not self._seconds:
             return {}

@@ -1,8 +1,9 @@
-"""Steps that would do harm: a loss that is not finite, a gradient far above the usual.
+"""Detection of harmful steps: a loss that is not finite, or a gradient norm far above the usual.
 
-The step itself leaves such an update out (`parallel.hosts.facts.settle`). Here is the limit it goes
-by, a function of the steps before alone, and what follows. All of it is exact over hosts and over
-interruptions: the limit uses no step that may still be under way, and checkpoints carry the rest.
+The step itself omits such an update (`parallel.hosts.facts.settle`). This module computes the limit
+for it, a function of earlier steps alone, and decides what follows. The result is the same on all
+hosts and across interruptions: the limit uses no step that may still be under way, and checkpoints
+carry the rest.
 """
 
 import math
@@ -17,15 +18,16 @@ from parallel.runs.position import LARGEST, count, entry, shown
 
 Policy = Literal["stop", "skip", "rollback"]
 IN_FLIGHT = 2
-"""Steps the device may lag behind the host; a step's limit is from those that were read by then."""
+"""Steps by which the device may lag behind the host; a step's limit is computed from the steps that
+were read by then."""
 
 _WINDOW = 100
-_LEAST = 20  # good steps before there is a usual gradient
+_LEAST = 20  # good steps before there is a usual gradient norm
 _SKIPS_IN_A_ROW = 10
 
 
 class BadStep(ValueError):
-    """A step that ends the run, or sends it back; its update was not made."""
+    """A step that ends the run or sends it back to a checkpoint; its update was not made."""
 
     exit_code = exits.NON_FINITE
 
@@ -35,7 +37,7 @@ class BadStep(ValueError):
 
 
 def check_record(found: Any) -> None:
-    """Raises ValueError, with the field, unless `Spikes.record` made it."""
+    """Raises ValueError, with the field, unless `Spikes.record` made `found`."""
     norms = entry(found, "norms")
     if not isinstance(norms, list) or len(norms) > _WINDOW + IN_FLIGHT:
         raise ValueError(f"bad_steps.norms is {shown(norms)}, expected a list of the last steps'")
@@ -53,9 +55,9 @@ class Spikes:
     """Judges the steps of a run in order, by `policy`: `stop` and `rollback` raise at a bad step,
     `skip` counts it, and raises at the tenth in a row.
 
-    A finite step is bad where its gradient norm is above `factor` times the median of the last 100
-    good steps' (0: never, and not before 20 of them). `record` is what an earlier one's `record()`
-    gave at the step to go on from.
+    A finite step is bad if its gradient norm is above `factor` times the median of the last 100
+    good steps' norms (0: never, and not before 20 good steps). `record` is what `record()` of an
+    earlier `Spikes` returned at the step to continue from.
     """
 
     def __init__(self, policy: Policy, factor: float, record: Mapping[str, Any] | None) -> None:
@@ -77,7 +79,7 @@ class Spikes:
         """Records the outcome of a step.
 
         Raises:
-          BadStep: it was bad and is not skipped, or too many were in a row.
+          BadStep: the step was bad and is not skipped, or too many in a row were bad.
         """
         if good:
             self._in_a_row = 0

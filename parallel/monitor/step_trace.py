@@ -1,8 +1,8 @@
 """A trace of some steps by jax.profiler: what the devices and the host's threads did, operation by
 operation, for TensorBoard's profile plugin, XProf or <https://ui.perfetto.dev>.
 
-Every host writes its own, into RUN/profile/host-K, so that processes of one machine do not
-overwrite each other's.
+Every host writes its own trace, into RUN/profile/host-K, so that processes of one machine do not
+overwrite each other's traces.
 """
 
 import re
@@ -20,10 +20,11 @@ FOLDER = "profile"
 
 
 def traced_steps(profile: str, steps: int, field: str) -> range:
-    """Steps A to B - 1 of "A:B", counted from 0 as in metrics.jsonl; none of "".
+    """Steps A to B - 1 for "A:B", counted from 0 as in metrics.jsonl; none for "".
 
     Raises:
-      ValueError: it is something else, or not within a run of so many `steps`; names the `field`.
+      ValueError: `profile` has another form, or is not within a run of `steps` steps; names the
+        `field`.
     """
     if not profile:
         return range(0)
@@ -42,9 +43,9 @@ def traced_steps(profile: str, steps: int, field: str) -> range:
 
 
 class StepTrace:
-    """Traces the steps of `wanted` that a run in `directory` makes after its first `done`; use as a
-    context manager, whose end also ends a trace under way. What cannot be written, `failure`
-    keeps."""
+    """Traces the steps of `wanted` that a run in `directory` makes after its first `done`. Use as a
+    context manager; leaving it also ends a trace under way. `failure` keeps the error of a failed
+    write."""
 
     def __init__(
         self, wanted: range, directory: Path, done: int, console: Console, failure: LogFailure
@@ -60,7 +61,7 @@ class StepTrace:
         self._running = False
 
     def turns(self, step: int) -> bool:
-        """True if `turn` is to be called before `step` is dispatched."""
+        """True if `turn` must be called before `step` is dispatched."""
         return self._running != (step in self._wanted)
 
     def turn(self) -> None:

@@ -1,7 +1,8 @@
-"""Stragglers: one line that names the host that keeps others waiting; percentiles go to metrics.
+"""Stragglers: a line that names the host that keeps the others waiting, and percentiles for the
+metrics.
 
-A step takes as long on every host, since all meet in its collectives; what tells them apart is the
-time that each took before it entered the step: waiting for data, or work of its own.
+A step takes equally long on every host, since all meet in its collectives. Hosts differ in the time
+that each spends before it enters the step: waiting for data, or in work of its own.
 """
 
 import time
@@ -13,8 +14,8 @@ import numpy as np
 from parallel.hosts.facts import HostFacts
 
 _STEPS = 50
-_TIMES = 2.0  # as long as the usual host
-_SHARE = 0.05  # of the step, that it takes longer
+_TIMES = 2.0  # the usual host's time
+_SHARE = 0.05  # of the step, by which it takes longer
 _SILENT_SECONDS = 600.0  # between two such lines
 
 
@@ -28,12 +29,13 @@ class StragglerMonitor:
     def after(
         self, seconds: float, hosts: Mapping[int, HostFacts]
     ) -> tuple[dict[str, float], str | None]:
-        """Notes a step that took `seconds`; every 50th gives metrics, and a line about a slow host.
+        """Records a step that took `seconds`; every 50th step gives metrics, and a line about a
+        slow host.
 
         Metrics are seconds before entering a step: `host_p50`, `host_p95` and `host_max` over all
         hosts and the last 50 steps, `slowest_host_p50` of the host whose median is highest, and
-        `slowest_host`, its index. A host is slow whose median is over twice the median host's, by
-        more than a twentieth of the step; the line comes at most every ten minutes.
+        `slowest_host`, its index. A host is slow if its median is over twice the median host's and
+        exceeds it by more than a twentieth of the step. The line comes at most every ten minutes.
         """
         self._steps.append((seconds, hosts))
         self._seen += 1

@@ -1,1 +1,1 @@
-"""Planning for machines one does not have: memory, cost, FLOPs, reliability, scaling."""
+"""Planning for machines that are not available: memory, cost, FLOPs, reliability, scaling."""

@@ -1,8 +1,8 @@
-"""The hardware a run is planned for: chips, links and prices, as frozen data that JSON can hold.
+"""The hardware that a run is planned for: chips, links and prices, as frozen data that JSON can
+hold.
 
-Figures are the vendors' dense peaks and bandwidths of one direction (sources beside each chip).
-What programs reach of them are stated shares, apart from the peaks, so that a measured share can
-replace them.
+Figures are the vendors' dense peaks and bandwidths in one direction (sources beside each chip). The
+shares of them that programs reach are separate fields, so that measured shares can replace them.
 """
 
 import json
@@ -22,10 +22,10 @@ class Chip:
 
     `flops`: dense peak FLOP/s by the operands' dtype; a dtype that is not listed runs at the
     slowest listed. `memory`: bytes. `bandwidth`: bytes/s of its memory. `matmul_share` and
-    `bandwidth_share`: what large products and streaming kernels reach of those, `memory_share`:
-    what arrays may fill (the rest is the driver's, the collectives' and fragmentation).
-    `kernel_seconds`: start of one kernel. `step_seconds`: what a step costs besides (host,
-    dispatch).
+    `bandwidth_share`: shares of the peak FLOP/s and of the bandwidth that large products and
+    streaming kernels reach. `memory_share`: share of the memory that arrays may fill (the rest is
+    for the driver, collectives and fragmentation). `kernel_seconds`: time to start one kernel.
+    `step_seconds`: other time of a step (host, dispatch).
     """
 
     name: str
@@ -52,8 +52,8 @@ class Chip:
 
 @dataclass(frozen=True)
 class Link:
-    """A device's way to others: bytes/s in one direction, seconds for one hop, and the share of the
-    bandwidth that collectives reach."""
+    """A device's link to others: bytes/s in one direction, seconds for one hop, and the share of
+    the bandwidth that collectives reach."""
 
     bandwidth: float
     latency: float
@@ -70,12 +70,12 @@ class Link:
 
 @dataclass(frozen=True)
 class Cluster:
-    """`devices` chips in nodes of `node`; `inside` joins those of a node, `across` is each device's
-    own way out (its NIC, or its share of the node's).
+    """`devices` chips in nodes of `node` each. `inside` is the link between the devices of a node;
+    `across` is each device's own link out of the node (its NIC, or its share of the node's NICs).
 
     `jitter`: standard deviation of the logarithm of a device's step time, from step to step; all
-    wait for the slowest (0: none). `failures`: interruptions per device and hour. `price`: of a
-    device hour.
+    devices wait for the slowest (0: no jitter). `failures`: interruptions per device and hour.
+    `price`: price of a device hour.
     """
 
     chip: Chip
@@ -125,18 +125,18 @@ CHIPS = {
 """Chips by name."""
 
 _KINDS = {
-    "NVIDIA A100-SXM4-40GB": "a100",  # products as fast as those of 80 GB
+    "NVIDIA A100-SXM4-40GB": "a100",  # products as fast as on the 80 GB card
     "NVIDIA A100-SXM4-80GB": "a100",
     "NVIDIA H100 80GB HBM3": "h100",
     "NVIDIA H200": "h200",
     "NVIDIA B200": "b200",
 }
-"""JAX's names of devices (`device_kind`, the driver's); other cards of a family, such as H100 PCIe,
-have names and peaks of their own."""
+"""JAX's names of devices (`device_kind`, from the driver). Other cards of a family, such as H100
+PCIe, have their own names and peaks."""
 
 
 def chip_of(device_kind: str) -> Chip | None:
-    """The chip that a device of JAX is, None if its figures are not known here."""
+    """The chip for JAX's `device_kind`, None if its figures are not known here."""
     return CHIPS.get(_KINDS.get(device_kind, ""))
 
 
@@ -152,10 +152,10 @@ NVLINK = {
 def make_cluster(
     gpu: str, devices: int, node: int = 8, nic_gbps: float = 400, price: float | None = None
 ) -> Cluster:
-    """Nodes of `node` chips of a kind, each with its own NIC of that many Gb/s.
+    """Nodes of `node` chips of one kind, each chip with its own NIC of `nic_gbps` Gb/s.
 
     Raises:
-      ValueError: the chip is unknown, or `devices` are no whole nodes.
+      ValueError: the chip is unknown, or `devices` do not fill whole nodes.
     """
     if gpu not in CHIPS:
         raise ValueError(

@@ -1,8 +1,8 @@
 """Communication of a training step: bytes of each collective by axis, and the seconds they take.
 
-Bytes follow from the parameters' shardings and the sizes of the layer stacks. Seconds are an
-alpha-beta model of rings (Thakur et al. 2005) as NCCL lays them: one through each member of a node,
-so that what crosses to the next node leaves by all their NICs at once.
+Bytes follow from the parameters' shardings and the sizes of the layer stacks. Seconds follow from
+an alpha-beta model of rings (Thakur et al. 2005) as NCCL builds them: one ring through each member
+of a node, so that traffic to the next node leaves by all their NICs at once.
 """
 
 import math
@@ -25,9 +25,9 @@ Sizes = Mapping[str, int]
 
 
 class Collective(NamedTuple):
-    """Collectives of one device in a step: `calls` of them along `axis`, `bytes` in all.
+    """Collectives of one device in a step: `calls` of them along `axis`, with `bytes` in total.
 
-    Bytes are those of the arrays gathered (whole), reduced (whole) or sent on (permute).
+    Bytes are those of the arrays that are gathered (whole), reduced (whole) or sent on (permute).
     """
 
     kind: Kind
@@ -40,9 +40,9 @@ class Collective(NamedTuple):
 class StepShape:
     """Settings that decide a step's collectives besides the parameters.
 
-    `rows`: of one micro-batch on one device. `itemsize`: bytes of an activation or gradient as
-    sent, `gathered` of a weight. `recompute`: layers run again in backward.
-    `microbatches`: that a pipeline splits those rows into.
+    `rows`: rows of one micro-batch on one device. `itemsize`: bytes of an activation or gradient as
+    sent; `gathered`: bytes of a weight as sent. `recompute`: layers run again in the backward pass.
+    `microbatches`: number that a pipeline splits those rows into.
     """
 
     sizes: Sizes
@@ -55,7 +55,7 @@ class StepShape:
 
 
 def wire_bytes(kind: Kind, size: float, n: int) -> float:
-    """Bytes that each of n devices sends, by a ring: an all-reduce of `size` bytes 2(n−1)/n of
+    """Bytes that each of n devices sends in a ring; for an all-reduce of `size` bytes, 2(n−1)/n of
     them."""
     if n == 1:
         return 0.0
@@ -63,15 +63,16 @@ def wire_bytes(kind: Kind, size: float, n: int) -> float:
 
 
 def group(axis: str, sizes: Sizes, node: int) -> tuple[int, int]:
-    """Number of devices along an axis that share a node, and of nodes that they lie on; where nodes
-    cut groups unevenly, the fewest that share one and the most nodes."""
+    """Number of devices of a group along an axis that share a node, and number of nodes that the
+    group lies on. If nodes cut groups unevenly, it is the fewest devices that share a node, and the
+    most nodes."""
     stride = math.prod(sizes[a] for a in AXES[AXES.index(axis) + 1 :])
     return _spread(sizes[axis], stride, math.prod(sizes.values()), node)
 
 
 @cache
 def _spread(n: int, stride: int, devices: int, node: int) -> tuple[int, int]:
-    """`group` of every `stride`-th of `devices`, n together."""
+    """`group` for groups of n devices, every `stride`-th of `devices`."""
     if stride % node == 0:
         return 1, n
     span = n * stride
@@ -91,7 +92,7 @@ class Busy(NamedTuple):
 
 
 def busy(collective: Collective, sizes: Sizes, cluster: Cluster) -> Busy:
-    """Load of a collective on each kind of link, both at once."""
+    """Load of a collective on each kind of link; both are busy at once."""
     kind, axis, size, calls = collective
     if sizes[axis] == 1:
         return Busy(0.0, 0.0)
@@ -110,7 +111,7 @@ def busy(collective: Collective, sizes: Sizes, cluster: Cluster) -> Busy:
 
 
 def seconds(collective: Collective, sizes: Sizes, cluster: Cluster) -> float:
-    """Time of a collective with nothing else on its links."""
+    """Time of a collective that has its links to itself."""
     return max(busy(collective, sizes, cluster))
 
 
@@ -119,17 +120,17 @@ def collectives(
 ) -> list[Collective]:
     """All collectives of one step of `parallel.step.make_train_step`, for one device.
 
-    Weights split over `fsdp` are gathered in forward and again in backward, and their gradients
-    reduced and scattered, in every micro-batch, those that stages hold in every one of the
-    pipeline's; along `data` gradients are all-reduced in each too, as is over `fsdp` what is not
-    split. A table of words (two dimensions, the first split) stays where it is; the few vectors
-    looked up are not counted. Activations: two all-reduces a layer and pass along `tensor`
-    (Megatron), a ring of keys and values along `context`, hand-overs of staged stacks along
-    `stage`.
+    In every micro-batch, weights split over `fsdp` are gathered in the forward and again in the
+    backward pass, and their gradients are reduced and scattered; for weights held by stages, this
+    happens in every micro-batch of the pipeline. Gradients are also all-reduced along `data` in
+    every micro-batch, and along `fsdp` if their parameter is not split. An embedding table (two
+    dimensions, the first split) stays in place; the few vectors looked up are not counted.
+    Activations: two all-reduces per layer and pass along `tensor` (Megatron), a ring of keys and
+    values along `context`, and transfers between the stages of staged stacks along `stage`.
 
     Args:
       params: trained parameters as ShapeDtypeStructs with shardings (of any mesh).
-      frozen: those that do not move, which are gathered only, in their own dtype if it is narrower.
+      frozen: frozen parameters, which are only gathered, in their own dtype if it is narrower.
     """
     sizes, times = step.sizes, step.accumulation
     depth = max((stack.depth for stack in stacks), default=1)
@@ -166,12 +167,13 @@ def collectives(
 
 
 def _apart(leaf: Any, sizes: Sizes) -> int:
-    """In how many parts the devices that work on the same rows have a parameter."""
+    """Number of parts into which the devices that work on the same rows split a parameter."""
     return math.prod(sizes[a] for a in axes_of(*leaf.sharding.spec) if a not in ROWS)
 
 
 def _turns(leaf: Any, step: StepShape) -> int:
-    """Times that the rows of an accumulation pass a parameter: on stages, micro-batches do."""
+    """Number of passes through a parameter for the rows of one accumulation; on stages, one per
+    micro-batch."""
     return step.microbatches if "stage" in axes_of(*leaf.sharding.spec) else 1
 
 

@@ -1,9 +1,9 @@
-"""Compiling for GPUs that are not there: XLA's CUDA compiler needs a description of the chip, not
+"""Compiling for GPUs that are not present: XLA's CUDA compiler needs a description of the chip, not
 the chip.
 
-What comes back is the program the chip would run (kernels, cuBLAS calls, collectives, memory), so
-a test on any machine can count float8 matmuls or bytes on the wire. It differs from the real one in
-that nothing is autotuned. `targets/` holds the descriptions, taken from XLA's own specifications.
+The result is the program that the chip would run (kernels, cuBLAS calls, collectives, memory), so a
+test on any machine can count float8 matmuls or bytes on the wire. Unlike the real program, it is
+not autotuned. `targets/` holds the descriptions, taken from XLA's own specifications.
 """
 
 import math
@@ -33,14 +33,14 @@ TARGETS = Path(__file__).parent / "targets"
 
 _PARTS = ("jax-cuda12-plugin", "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12")
 _CUBLAS = {"xla_gpu_enable_triton_gemm": False}
-"""Without autotuning XLA would take the first Triton kernel that it can think of."""
+"""Without autotuning, XLA would take the first Triton kernel that it considers."""
 _INSTALL = "pip install -e '.[plan]' in Chiliad's repository"
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes on one device. Outputs that take the place of arguments are `aliased`; `peak` is all
-    that is held at once: arguments, what outputs need beside them, and temporaries."""
+    """Bytes on one device. Outputs that take the place of arguments are `aliased`. `peak` is all
+    that is held at once: arguments, the further memory that outputs need, and temporaries."""
 
     arguments: int
     outputs: int
@@ -51,11 +51,11 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class CompiledStep:
-    """A train step compiled for devices that are not there; all figures are of one device and one
-    step. `seconds` of CPU went into tracing and compiling. `kernels`: calls of Triton kernels of
-    ours, whose products `matmuls` does not have. `loops` are those of unknown length, of which one
-    turn is counted. `program` is all of it, `mesh` the sizes of the axes as it numbers devices,
-    slowest first."""
+    """A train step compiled for devices that are not present; all figures are for one device and
+    one step. `seconds`: CPU time of tracing and compiling. `kernels`: calls of our own Triton
+    kernels, whose products are not in `matmuls`. `loops`: loops of unknown length, of which one
+    iteration is counted. `program` is the whole program, and `mesh` the sizes of the axes in the
+    order in which it numbers devices, slowest first."""
 
     mesh: Mapping[str, int]
     seconds: float
@@ -104,7 +104,7 @@ def compile_step(
     """The train step (`parallel.step.make_train_step`, as the trainer runs it) on batches of `rows`
     rows over all devices of the topology, compiled for them.
 
-    `options` are XLA flags without dashes, beside those that the step itself sets.
+    `options` are XLA flags without dashes, in addition to those that the step itself sets.
 
     Raises:
       ImportError, FileNotFoundError: as `devices`.
@@ -148,7 +148,7 @@ def compile_step(
 
 
 def devices(target: str = "h100", topology: str = "1x1x1") -> list[jax.Device]:
-    """Descriptions of the target's devices, to build shardings and meshes of; they hold no arrays.
+    """Descriptions of the target's devices, for building shardings and meshes; they hold no arrays.
 
     `topology` is slices x hosts x devices: "1x128x8" is 128 hosts of 8.
 

@@ -1,9 +1,9 @@
-"""A compiled step read kernel by kernel: what each costs on a chip, which part of the model it
-belongs to, and what is moved, cast and sent beside the matrix products.
+"""A kernel-by-kernel analysis of a compiled step: the cost of each kernel on a chip, the part of
+the model that it belongs to, and the data moved, cast and sent besides the matrix products.
 
 Works on the text of an optimised module, as `parallel.planning.hlo` does. Parts are the names that
-the models give their code by `jax.named_scope`; a kernel counts as often as its loop turns, and
-takes the planner's roofline (`parallel.planning.cluster.Chip`). Nothing is run.
+the models give their code with `jax.named_scope`. A kernel counts once per iteration of its loop,
+and its time is the planner's roofline (`parallel.planning.cluster.Chip`). Nothing is run.
 """
 
 import math
@@ -29,16 +29,16 @@ from parallel.planning.lineage import CompiledCast, Lineage, argument_path
 
 Phase = Literal["forward", "recomputed", "backward", "other"]
 Work = Literal["product", "kernel", "reduce", "element-wise", "cast", "move", "fill", "call"]
-"""Kinds of kernels: with a matrix product; hand-written, whose FLOPs the text does not tell; with a
-sum or a maximum; all other arithmetic; numbers of another dtype; the same numbers elsewhere
-(copies, transposes, slices); constants; a library's."""
+"""Kinds of kernels: with a matrix product; hand-written, whose FLOPs the text does not show; with a
+sum or a maximum; all other arithmetic; conversion to another dtype; moving data (copies,
+transposes, slices); constants; library calls."""
 
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """One kernel of the program: `times` it runs in a step, FLOPs of its matrix products and bytes
-    that one run reads and writes. `scope` is the part of the model, `operations` the opcodes in it,
-    and `compute`, `memory` and `start` are seconds of one run."""
+    """One kernel of the program: the number of `times` that it runs in a step, the FLOPs of its
+    matrix products, and the bytes that one run reads and writes. `scope` is the part of the model,
+    `operations` the opcodes in it, and `compute`, `memory` and `start` are seconds of one run."""
 
     name: str
     scope: str
@@ -54,7 +54,7 @@ class CompiledKernel:
 
     @property
     def seconds(self) -> float:
-        """Seconds of all its runs: FLOPs or bytes, whichever takes longer, and its start."""
+        """Seconds of all its runs: FLOPs or bytes, whichever takes longer, plus its start."""
         return self.times * (max(self.compute, self.memory) + self.start)
 
     @property
@@ -65,8 +65,9 @@ class CompiledKernel:
 
 @dataclass(frozen=True)
 class CompiledLoop:
-    """A loop, such as that over a stack's layers: one turn's kernels and their seconds, collectives
-    that it waits for included, and the part of the model that most of them are for."""
+    """A loop, such as that over a stack's layers: the kernels of one iteration and their seconds,
+    including the collectives that it waits for, and the part of the model that takes most of
+    them."""
 
     scope: str
     phase: Phase
@@ -77,7 +78,7 @@ class CompiledLoop:
 
 @dataclass(frozen=True)
 class WireTime:
-    """A collective and the seconds of one run on its links alone."""
+    """A collective and the seconds of one run that has its links to itself."""
 
     collective: CompiledCollective
     seconds: float
@@ -85,8 +86,9 @@ class WireTime:
 
 @dataclass(frozen=True)
 class Explanation:
-    """A step as one device runs it. `seconds`: its kernels one after the other, collectives beside
-    them; `exposed` of these no kernel hides. `loops_of_unknown_length` count as one turn."""
+    """A step as one device runs it. `seconds`: its kernels one after the other, with collectives in
+    parallel; `exposed`: the part in which only a collective runs. `loops_of_unknown_length` count
+    as one iteration."""
 
     kernels: tuple[CompiledKernel, ...]
     loops: tuple[CompiledLoop, ...]
@@ -98,7 +100,7 @@ class Explanation:
 
     @property
     def flops(self) -> int:
-        """FLOPs of matrix products; hand-written kernels' are not in the text."""
+        """FLOPs of matrix products; those in hand-written kernels do not appear in the text."""
         return sum(k.times * k.flops for k in self.kernels)
 
     @property
@@ -108,7 +110,7 @@ class Explanation:
 
     @property
     def moved(self) -> list[CompiledKernel]:
-        """Copies, transposes and slices outside of other kernels, most bytes first."""
+        """Copies, transposes and slices outside other kernels, most bytes first."""
         found = (k for k in self.kernels if k.work == "move")
         return sorted(found, key=lambda k: -k.times * k.bytes)
 
@@ -121,8 +123,8 @@ class Explanation:
 
 @dataclass(frozen=True)
 class KernelGroup:
-    """Kernels taken together: how many runs, FLOPs, bytes, seconds, those of them in kernels that
-    wait for memory, and seconds by phase."""
+    """Totals of a group of kernels: runs, FLOPs, bytes, seconds, the seconds of kernels that wait
+    for memory, and seconds by phase."""
 
     runs: int
     flops: int
@@ -137,7 +139,7 @@ def explain(program: Program, mesh: Mapping[str, int], cluster: Cluster) -> Expl
 
     Args:
       mesh: sizes of the axes it was compiled for, slowest first.
-      cluster: whose chip and links give the seconds.
+      cluster: its chip and links determine the seconds.
     """
     reading = _Reading(program, cluster.chip)
     sent = [WireTime(c, _wire_seconds(c, mesh, cluster)) for c in program.collectives(mesh)]
@@ -160,7 +162,7 @@ def explain(program: Program, mesh: Mapping[str, int], cluster: Cluster) -> Expl
 def grouped(
     kernels: Sequence[CompiledKernel], by: Callable[[CompiledKernel], str]
 ) -> list[tuple[str, KernelGroup]]:
-    """Kernels by a name of theirs, slowest group first."""
+    """Kernels grouped by the name that `by` gives them, slowest group first."""
     groups: dict[str, list[CompiledKernel]] = defaultdict(list)
     for kernel in kernels:
         groups[by(kernel)].append(kernel)
@@ -207,7 +209,7 @@ class _Reading:
 
     @cached_property
     def kernels(self) -> dict[str, dict[str, CompiledKernel]]:
-        """By computation; a fusion's own computation has none."""
+        """Kernels by computation; the computation inside a fusion has none."""
         fusions = (x for _, x in self.lineage.callers.values() if x.opcode == "fusion")
         inside = {callee for x in fusions for callee, _ in callees(x)}
         return {
@@ -250,15 +252,15 @@ class _Reading:
 
     @cached_property
     def _products(self) -> dict[str, dict[str, tuple[int, str, bool]]]:
-        """By computation and instruction."""
+        """Matrix products by computation and instruction."""
         return {
             name: {x.name: product for x, product in self.program.products(name)}
             for name in self.program.times
         }
 
     def _source(self, computation: str, x: Instruction, body: Sequence[Instruction]) -> str:
-        """JAX's name of a kernel: its own, that of the last op in it that has one, or, where XLA
-        made it, that of whoever reads it."""
+        """JAX's name for a kernel: its own, that of the last op in it that has one, or, if XLA made
+        the kernel, that of a kernel that reads its result."""
         readers = self._readers[computation]
         named = (y.source for y in (x, *reversed(body), *_read_by(x, readers)) if "/" in y.source)
         return next(named, x.source)
@@ -268,7 +270,7 @@ class _Reading:
         return {name: _readers(body) for name, body in self.program.computations.items()}
 
     def _owner(self, computation: str, x: Instruction) -> str:
-        """The first name in the path of the parameter that a kernel of XLA's own reads."""
+        """The first name in the path of the parameter that a kernel made by XLA reads."""
         for operand in x.operands:
             argument = self.lineage.origin(computation, operand)
             if argument is not None and "/" in (path := argument_path(argument)):
@@ -277,7 +279,8 @@ class _Reading:
 
 
 class _Clock:
-    """Two streams of a device: its kernels one after the other, and its collectives likewise."""
+    """Two streams of a device: its kernels one after the other, and its collectives one after the
+    other."""
 
     def __init__(self, reading: _Reading, wire: Mapping[str, float]):
         self.reading, self.wire = reading, wire
@@ -285,7 +288,7 @@ class _Clock:
         self.known: dict[str, tuple[float, float]] = {}
 
     def run(self, computation: str) -> tuple[float, float]:
-        """Seconds of one run, and those in which only a collective ran."""
+        """Seconds of one run, and the seconds of it in which only a collective ran."""
         if computation in self.known:
             return self.known[computation]
         now = busy_until = waited = 0.0
@@ -312,7 +315,7 @@ class _Clock:
         return now, waited
 
     def loops(self) -> Iterator[CompiledLoop]:
-        """Every loop that turns more than once, in the order of the program."""
+        """Every loop of more than one iteration, in the order of the program."""
         for name in self.reading.kernels:
             for x in self.program.computations[name]:
                 if x.opcode != "while":
@@ -365,15 +368,15 @@ def _work(x: Instruction, products: Sequence[object], operations: Sequence[str],
 
 
 def _counts(x: Instruction) -> bool:
-    """False of what makes an index or no numbers at all."""
+    """False for an op that makes an index or no numbers at all."""
     return x.opcode not in _SILENT and any(a.dims for a in x.shape)
 
 
 def _traffic(
     x: Instruction, body: Sequence[Instruction], operands: Sequence[Instruction]
 ) -> tuple[int, int]:
-    """Bytes that one run of a kernel reads and writes: of an operand that it takes a part of, that
-    part; of a result that it writes a part of, that part; of single numbers none."""
+    """Bytes that one run of a kernel reads and writes. Of an operand or a result that the kernel
+    uses only a part of, that part counts; single numbers count as none."""
     if x.opcode != "fusion":
         part = operands[1] if x.opcode == "dynamic-update-slice" else x
         if part is not x or x.opcode in _PARTS:
@@ -402,8 +405,8 @@ def _traffic(
 
 
 def _size(x: Instruction) -> int:
-    """Bytes of a result's arrays, without the workspace of a cuBLAS call, and of the start of a
-    copy without what it copies."""
+    """Bytes of a result's arrays, without the workspace of a cuBLAS call and, for the start of a
+    copy, without its source."""
     library = x.opcode == "custom-call" and len(x.shape) > 1 and x.shape[-1].dtype == "s8"
     kept = x.shape[:1] if x.opcode == "copy-start" else x.shape[:-1] if library else x.shape
     return sum(a.bytes for a in kept if a.dims)
@@ -427,7 +430,7 @@ def _read_by(x: Instruction, readers: Mapping[str, list[Instruction]]) -> Iterat
 
 
 def _wire_seconds(c: CompiledCollective, mesh: Mapping[str, int], cluster: Cluster) -> float:
-    """Seconds of one run: along several axes, along each after the other."""
+    """Seconds of one run; for a collective along several axes, along each axis in turn."""
     whole = c.bytes * (c.group if c.kind == "all-gather" else 1)
     passed_on = c.kind in ("collective-permute", "collective-broadcast")
     kind = cast(Kind, "permute" if passed_on else c.kind)

@@ -1,10 +1,10 @@
-"""Cost of a function, read off its jaxpr: matrix products with their sizes, bytes moved, kernels
-started, bytes alive at once.
+"""Cost of a function, computed from its jaxpr: matrix products with their sizes, bytes moved,
+kernels started, bytes alive at once.
 
-Products are counted exactly: loop bodies times their length, recomputation under `jax.checkpoint`
-included. Bytes follow a model of XLA's fusion (element-wise chains cost one pass over what they
-read and write; products, loops and sorts read and write their operands), which no backend follows
-to the letter. No device, compiler or array is needed: shapes are enough.
+Products are counted exactly: loop bodies times their length, including recomputation under
+`jax.checkpoint`. Bytes follow a model of XLA's fusion, which no backend follows exactly:
+element-wise chains cost one pass over their inputs and outputs; products, loops and sorts read and
+write their operands. No device, compiler or array is needed: shapes are enough.
 """
 
 import math
@@ -27,8 +27,8 @@ from parallel.step import Trainable
 
 
 class Matmul(NamedTuple):
-    """`batch` products of [m, k] with [k, n], operands of `dtype`, result of `out` bytes an
-    entry."""
+    """`batch` products of [m, k] with [k, n], with operands of `dtype` and `out` bytes per entry of
+    the result."""
 
     batch: int
     m: int
@@ -53,9 +53,10 @@ class Matmul(NamedTuple):
 class CallCost:
     """Cost of one call.
 
-    `matmuls`: how often each product runs. `inner`: FLOPs by dtype of products inside hand-written
-    kernels, whose operands are on the chip. `bytes`: moved by all but the products of `matmuls`.
-    `kernels`: how many start. `peak`: bytes alive at once, besides the arguments.
+    `matmuls`: how often each product runs. `inner`: FLOPs, by dtype, of products inside
+    hand-written kernels, whose operands are on the chip. `bytes`: bytes moved by everything except
+    the products of `matmuls`. `kernels`: number of kernels started. `peak`: bytes alive at once,
+    besides the arguments.
     """
 
     matmuls: Counter[Matmul] = field(default_factory=Counter)
@@ -78,7 +79,7 @@ class CallCost:
         return {dtype: float(flops) for dtype, flops in found.items()}
 
     def add(self, other: "CallCost", times: float = 1) -> None:
-        """Takes in what happens `times` times; the peak is the caller's to place."""
+        """Adds a cost that occurs `times` times; the caller must account for its peak."""
         for matmul, often in other.matmuls.items():
             self.matmuls[matmul] += often * times  # type: ignore[assignment]
         for dtype, flops in other.inner.items():
@@ -91,7 +92,8 @@ def work(function: Callable[..., Any], *args: Any, trips: float = 1) -> CallCost
     """Cost of `function(*args)`; `args` are trees of arrays or ShapeDtypeStructs.
 
     Args:
-      trips: how often the body of a `while` loop runs whose length is data (a scan's is known).
+      trips: how often the body of a `while` loop runs if its length depends on data (a scan's is
+        known).
     """
     return of_jaxpr(jax.make_jaxpr(function)(*args).jaxpr, trips)
 
@@ -99,7 +101,7 @@ def work(function: Callable[..., Any], *args: Any, trips: float = 1) -> CallCost
 def gradient_work(
     model: Trainable, optimizer: OptimizerConfig, batch: PackedBatch, trips: float = 1
 ) -> CallCost:
-    """Cost of the loss of a batch and of its gradient for the parameters that move.
+    """Cost of the loss of a batch and of its gradient for the trainable parameters.
 
     Args:
       batch: arrays or ShapeDtypeStructs.
@@ -119,9 +121,9 @@ def gradient_work(
 def own_work(
     model: Trainable, optimizer: OptimizerConfig, batch: PackedBatch, trips: float = 1
 ) -> CallCost:
-    """`gradient_work` of the model itself, whose FLOPs are MFU's: nothing is recomputed, whatever
-    its layers keep, and attention does what it does on a CPU, as kernels for a GPU pad their
-    heads and blocks."""
+    """`gradient_work` of the model itself; MFU counts these FLOPs. Nothing is recomputed, whatever
+    the layers keep, and attention is counted as on a CPU, since kernels for a GPU pad their heads
+    and blocks."""
     with without_recomputation(), compiling_for("cpu"):
         return gradient_work(model, optimizer, batch, trips)
 
@@ -140,16 +142,16 @@ def of_jaxpr(jaxpr: Jaxpr, trips: float = 1) -> CallCost:
 
 
 class _Buffer:
-    """Bytes in memory, from the tick they are written at to the last at which they are read; those
-    of arguments (born None) are the caller's."""
+    """Bytes in memory, from the tick at which they are written to the last tick at which they are
+    read; those of arguments (born None) belong to the caller."""
 
     def __init__(self, size: float, born: int | None):
         self.size, self.born, self.last = size, born, born or 0
 
 
 class _Virtual:
-    """A value that fuses into whoever reads it, until something needs it in memory: its size and
-    the buffers that it is computed from."""
+    """A value that fuses into its readers until something needs it in memory: its size and the
+    buffers that it is computed from."""
 
     def __init__(self, size: float, sources: Iterable[_Buffer], shape_only: bool):
         self.size, self.sources = size, dict.fromkeys(sources)
@@ -167,7 +169,8 @@ _ROOTS = {
     "gather", "scatter", "scatter-add", "scatter_add", "dynamic_update_slice", "random_bits",
 }  # fmt: skip
 _INDEXED = {"gather": 2, "dynamic_update_slice": 2, "scatter": 2, "scatter-add": 3}
-"""Times that these move what they take out or put in, instead of reading a whole operand."""
+"""Times that these operations move the data that they extract or insert, instead of reading a whole
+operand."""
 
 
 class _Walk:
@@ -238,7 +241,7 @@ class _Walk:
         sizes = [_size(var.aval) for var in equation.outvars]
         carried = sum(sizes) - _stacked(equation.outvars, body.outvars)
         stacked = sum(sizes) - carried + _stacked(equation.invars, body.invars)
-        if params["unroll"] < params["length"]:  # each turn cuts its part out, and puts its own in
+        if params["unroll"] < params["length"]:  # each turn slices out its part and inserts its own
             self.total.add(CallCost(bytes=2 * stacked, kernels=params["length"]))
         self.bursts.append((self.tick, max(once.peak - carried, 0)))
         return [self.new(size) for size in sizes]
@@ -253,7 +256,7 @@ class _Walk:
         return [self.new(_size(var.aval)) for var in equation.outvars]
 
     def kernel(self, equation: Any, arguments: list[_Value]) -> list[_Value]:
-        """A Pallas kernel: its products run once for each cell of its grid, its arrays move
+        """Counts a Pallas kernel: its products run once for each cell of its grid, its arrays move
         once."""
         for value in arguments:
             self.touch(self.settle(value))
@@ -271,18 +274,18 @@ class _Walk:
         return buffer
 
     def part(self, value: _Value, size: float) -> _Buffer:
-        """A stretch of a value: reading it costs its own size."""
+        """A part of a value; reading it costs only the part's own size."""
         if isinstance(value, _Virtual) and value.settled is None and not value.view:
             self.settle(value)
         return _Buffer(size, None)
 
     def settle(self, value: _Value) -> _Value:
-        """Writes a fused value to memory, unless it is only another view of something there."""
+        """Writes a fused value to memory, unless it is only a view of a buffer there."""
         if isinstance(value, _Buffer) or value.view or value.settled is not None:
             return value
         read = sum(source.size for source in value.sources)
         if not value.sources or not read:
-            value.settled = _Buffer(0, None)  # a constant: made where it is used
+            value.settled = _Buffer(0, None)  # a constant, created where it is used
             return value
         for source in value.sources:
             source.last = self.tick
@@ -317,7 +320,7 @@ def _sources(value: _Value) -> list[_Buffer]:
 
 
 def _bodies(params: dict[str, Any]) -> list[Any]:
-    """The programs inside an equation; of a custom derivative only what is run."""
+    """The programs inside an equation; for a custom derivative, only those that run."""
     found: list[Any] = []
     for name, value in params.items():
         if name in ("jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "cond_jaxpr"):
@@ -329,8 +332,8 @@ def _bodies(params: dict[str, Any]) -> list[Any]:
 
 
 def _stacked(outer: Sequence[Any], inner: Sequence[Any]) -> float:
-    """Bytes of a loop's arrays of which each turn has one part: those with an axis more than the
-    body's."""
+    """Bytes of a loop's arrays of which each iteration gets one part: those with one axis more than
+    in the body."""
     pairs = zip(outer, inner, strict=True)
     return sum(_size(var.aval) for var, part in pairs if var.aval.ndim > part.aval.ndim)
 

@@ -1,9 +1,9 @@
-"""Reading a compiled XLA program: what goes over the wire, along which axis of the mesh, behind
-what compute, and in which dtype its matrix products are.
+"""Reading a compiled XLA program: its collectives, the mesh axes that they run along, the compute
+that hides them, and the dtypes of its matrix products.
 
 Works on the text of an optimised module (`Compiled.as_text()`); the format is XLA's HLO text
-(openxla.org/xla/operation_semantics). What a loop runs is counted as often as its known trip count
-says, of a conditional the branch with most products; figures are for one device and one run of the
+(openxla.org/xla/operation_semantics). A loop's contents are counted by its known trip count; of a
+conditional, the branch with the most products counts. Figures are for one device and one run of the
 program.
 """
 
@@ -27,11 +27,12 @@ KINDS = (
 class CompiledCollective:
     """The operands of one dtype of one collective.
 
-    `bytes`: of the operands, on one device. `sent`: what a ring makes each device send, in one run.
-    `axes`: of the mesh, along which the `group` devices of a group differ. `times`: how often the
-    program runs it. `asynchronous`: other kernels may run meanwhile, and between its start and its
-    end stand `kernels`, among them matrix products of `flops`. `source`: JAX's name of the op.
-    `instruction`: its name in the program; one that is combined of several dtypes has it for each.
+    `bytes`: bytes of the operands, on one device. `sent`: bytes that each device sends in a ring,
+    in one run. `axes`: mesh axes along which the `group` devices of a group differ. `times`: how
+    often the program runs it. `asynchronous`: other kernels may run meanwhile; between its start
+    and its end stand `kernels`, with matrix products of `flops`. `source`: JAX's name for the op.
+    `instruction`: its name in the program; if a collective combines several dtypes, the entries
+    share that name.
     """
 
     kind: str
@@ -95,7 +96,7 @@ class Instruction(NamedTuple):
 
     @property
     def source(self) -> str:
-        """JAX's name of the op, or XLA's where it made it."""
+        """JAX's name for the op, or XLA's name if XLA made it."""
         name = re.search(r'op_name="([^"]*)"', self.rest)
         return name[1] if name else self.name
 
@@ -140,12 +141,12 @@ class Program:
 
     @property
     def unknown_loops(self) -> list[str]:
-        """Loops without a known trip count, of which only one turn is counted."""
+        """Loops without a known trip count, of which only one iteration is counted."""
         running = (x for name in self.times for x in self.computations[name])
         return [x.name for x in running if x.opcode == "while" and not _TRIPS.search(x.rest)]
 
     def matmuls(self) -> list[CompiledMatmul]:
-        """Every matrix product that runs: dots, those of fusions, and calls of cuBLAS."""
+        """Every matrix product that runs: dots, including those in fusions, and cuBLAS calls."""
         found = []
         for name, times in self.times.items():
             for x, product in self.products(name):
@@ -155,8 +156,8 @@ class Program:
         return found
 
     def collectives(self, mesh: Mapping[str, int]) -> list[CompiledCollective]:
-        """Every collective that runs, on a mesh of those axis sizes, slowest first (the order of
-        `jax.sharding.Mesh.shape`, and of its devices)."""
+        """Every collective that runs, on a mesh with these axis sizes, slowest axis first (the
+        order of `jax.sharding.Mesh.shape`, and of its devices)."""
         found = []
         for name, times in self.times.items():
             body = self.computations[name]
@@ -188,7 +189,7 @@ class Program:
         )
 
     def _meanwhile(self, body: list[Instruction], at: int) -> list[Instruction]:
-        """The kernels that stand between a start and its end."""
+        """The kernels between the start of an asynchronous collective and its end."""
         start, between = body[at], []
         for x in body[at + 1 :]:
             if start.name in x.operands and x.opcode.endswith("-done"):
@@ -198,7 +199,7 @@ class Program:
         return between
 
     def products(self, name: str) -> Iterator[tuple[Instruction, tuple[int, str, bool]]]:
-        """Matrix products that stand in a computation: FLOPs, dtype, and True if they have batch
+        """Matrix products in a computation: FLOPs, dtype, and True if they have batch
         dimensions."""
         body = self.computations[name]
         shapes = {x.name: x.shape for x in body}
@@ -220,8 +221,8 @@ class Program:
         return total
 
     def _runs(self, x: Instruction) -> list[tuple[str, int]]:
-        """`callees` that one run of an instruction runs: of a conditional's branches that with most
-        FLOPs, or else with the largest results."""
+        """`callees` that one run of an instruction runs; of a conditional's branches, the one with
+        the most FLOPs, or else with the largest results."""
 
         def cost(callee: tuple[str, int]) -> tuple[int, int]:
             body = self.computations[callee[0]]
@@ -242,8 +243,8 @@ def root(body: Sequence[Instruction]) -> Instruction:
 
 
 def callees(x: Instruction) -> list[tuple[str, int]]:
-    """Computations that an instruction runs, and how often; not those that a reduction applies to
-    pairs of numbers."""
+    """Computations that an instruction runs, and how often; without those that a reduction applies
+    to pairs of numbers."""
     if x.opcode not in ("while", "fusion", "call", "conditional", "async-start"):
         return []
     trips = _TRIPS.search(x.rest) if x.opcode == "while" else None
@@ -298,7 +299,7 @@ def _closing(line: str, at: int) -> int:
 
 
 def _kind(x: Instruction) -> tuple[str | None, bool]:
-    """Collective that an instruction is or starts, and True if it starts one."""
+    """Kind of collective that an instruction is or starts, and True if it only starts it."""
     started = x.opcode.endswith("-start")
     kind = x.opcode.removesuffix("-start")
     return (kind, started) if kind in KINDS else (None, False)
@@ -333,7 +334,7 @@ def _axes(rest: str, mesh: Mapping[str, int]) -> tuple[tuple[str, ...], int]:
 
 
 def _groups(rest: str, devices: int) -> np.ndarray:
-    """Device numbers, one row a group."""
+    """Device numbers, one row per group."""
     everyone = np.arange(devices)
     if named := _MESH.search(rest):
         return _mesh_groups(named[1], named[2], named[3], everyone)
@@ -348,8 +349,8 @@ def _groups(rest: str, devices: int) -> np.ndarray:
 
 
 def _mesh_groups(axes: str, ids: str | None, grouped: str, everyone: np.ndarray) -> np.ndarray:
-    """Groups written as axes of a mesh, such as mesh['a'=8,'b'=128] {'b'}; an axis may be a part of
-    one, "'b':(2)4" being the 4 after the slowest 2."""
+    """Groups written as axes of a mesh, such as mesh['a'=8,'b'=128] {'b'}. An entry may be a part
+    of an axis: "'b':(2)4" is the 4 after the slowest 2."""
     names, sizes = zip(*re.findall(r"'([^']+)'=(\d+)", axes), strict=True)
     dims: list[list[int]] = [[int(size)] for size in sizes]
     taken = []
@@ -369,7 +370,7 @@ def _mesh_groups(axes: str, ids: str | None, grouped: str, everyone: np.ndarray)
 
 
 def _iota(text: str) -> np.ndarray:
-    """Numbers written as "[128,8]T(1,0)": counted up, shaped, transposed."""
+    """Numbers written as "[128,8]T(1,0)": counted up, reshaped, transposed."""
     shape, _, order = text.partition("T")
     dims = _numbers(shape)
     numbers = np.arange(math.prod(dims)).reshape(dims)

@@ -1,8 +1,8 @@
-"""Arguments of a compiled program followed to where they are read: through loops, fusions and
+"""Traces arguments of a compiled program to where they are read, through loops, fusions and
 gathers, so that casts of weights can be counted.
 
-Works on `parallel.planning.hlo.Program`; an array is followed as long as its numbers stay what they
-are, in whatever order or part.
+Works on `parallel.planning.hlo.Program`; an array is traced as long as its numbers are unchanged,
+in any order and in part or whole.
 """
 
 import re
@@ -16,8 +16,8 @@ from parallel.planning.hlo import Instruction, Program, callees, root
 
 @dataclass(frozen=True)
 class CompiledCast:
-    """Conversions of one argument of the program to a narrower dtype: how many a step makes, and
-    the bytes that they write; `whole` is the bytes of all of it in that dtype."""
+    """Conversions of one argument of the program to a narrower dtype: their number in a step and
+    the bytes that they write. `whole` is the bytes of the whole argument in that dtype."""
 
     argument: str
     dtype: str
@@ -37,7 +37,8 @@ class Lineage:
 
     @cached_property
     def callers(self) -> dict[str, tuple[str, Instruction]]:
-        """The instruction that runs each computation, and in which it stands."""
+        """For each computation, the instruction that runs it and the computation that contains the
+        instruction."""
         return {
             callee: (name, x)
             for name in self.program.times
@@ -46,7 +47,7 @@ class Lineage:
         }
 
     def casts(self) -> Iterator[CompiledCast]:
-        """Conversions of the program's arguments to narrower dtypes, in fusions or out of them,
+        """Conversions of the program's arguments to narrower dtypes, inside or outside fusions,
         most bytes first."""
         times: Counter[tuple[str, str]] = Counter()
         written: Counter[tuple[str, str]] = Counter()
@@ -66,11 +67,11 @@ class Lineage:
             yield CompiledCast(*key, times[key], size, whole[key])
 
     def origin(self, computation: str, name: str, index: int | None = None) -> Instruction | None:
-        """The program's argument whose numbers (or a part of them, in whatever order) a result is;
-        None where it is computed.
+        """The program's argument whose numbers (or a part of them, in any order) form a result;
+        None if the result is computed.
 
         Args:
-          index: of the array in a result that is several.
+          index: index of the array in a result of several arrays.
         """
         x = self.by_name[computation].get(name)
         if x is None:
@@ -106,7 +107,7 @@ class Lineage:
     def _carried(
         self, computation: str, loop: Instruction, index: int | None
     ) -> Instruction | None:
-        """`origin` of what a loop carries, if every turn leaves it as it was."""
+        """`origin` of a value that a loop carries, if every iteration leaves it unchanged."""
         (body,) = (name for name, _ in callees(loop))
         turned, names = root(self.program.computations[body]), self.by_name[body]
         if index is None or turned.opcode != "tuple":
@@ -121,8 +122,8 @@ class Lineage:
 
 
 def argument_path(argument: Instruction) -> str:
-    """Keys of an argument in its tree, such as "language/layers/mlp/up/kernel"; where it has none,
-    its name. HLO text writes state.params[\\'language\\']."""
+    """Keys of an argument in its tree, such as "language/layers/mlp/up/kernel"; if it has none, its
+    name. HLO text writes state.params[\\'language\\']."""
     return "/".join(re.findall(r"\['(\w+)", argument.source.replace("\\'", "'"))) or (
         argument.source
     )

@@ -1,4 +1,4 @@
-"""Prediction of a training step's time and memory, and of the fastest mesh: before anything is
+"""Prediction of a training step's time and memory, and of the fastest mesh, before any machine is
 rented.
 
 A step is a roofline over the products and bytes of its jaxpr, plus the collectives that no compute
@@ -34,7 +34,8 @@ from parallel.step import Trainable, TrainState, abstract_state
 OVERLAP = 0.5
 """Share of a step's compute behind which collectives of weights, gradients and keys can hide."""
 LEAST_EXPOSED = 0.1
-"""Share of those that nothing hides: the first layer's gather, the last one's gradients."""
+"""Share of those collectives that nothing hides: the first layer's gather, the last layer's
+gradients."""
 
 Precision = Literal["bf16", "fp8", "f32"]
 _PROBES = (8, 16)
@@ -52,7 +53,8 @@ class Choice:
     remat: Remat = "full"
     precision: Precision = "bf16"
     microbatches: int = 1
-    """That stages take the rows of one accumulation in (`model.compute.pipeline.microbatches`)."""
+    """Micro-batches in which stages process the rows of one accumulation
+    (`model.compute.pipeline.microbatches`)."""
 
     @property
     def sizes(self) -> Sizes:
@@ -69,11 +71,13 @@ class Choice:
 
 @dataclass(frozen=True)
 class TrainingTask:
-    """Training task: `model(remat, precision)`, `batch(rows)` as ShapeDtypeStructs, and how.
+    """Training task: `model(remat, precision)`, `batch(rows)` as ShapeDtypeStructs, and their
+    settings.
 
-    `rows`: of the global batch. `samples`: in a row on average. `trips`: how often a loop whose
-    length is data runs (blocks of keys that a block of queries sees). `capability`: of the NVIDIA
-    GPU whose kernels attention takes. `pipelined`: depths of the stacks that stages share.
+    `rows`: rows of the global batch. `samples`: average number of samples in a row. `trips`: how
+    often a loop runs if its length depends on data (blocks of keys that a block of queries sees).
+    `capability`: compute capability of the NVIDIA GPU whose kernels attention uses. `pipelined`:
+    depths of the stacks that stages share.
     """
 
     model: Callable[[Remat, Precision], Trainable]
@@ -98,7 +102,7 @@ class TrainingTask:
 
     @cached_property
     def state(self) -> TrainState:
-        """Every array of the state with the spec it is split by, over no devices."""
+        """Every array of the state with the spec that splits it, without real devices."""
         mesh: Any = AbstractMesh((1,) * len(AXES), AXES, axis_types=(AxisType.Auto,) * len(AXES))
         return abstract_state(self.model("none", "f32"), self.optimizer, self.rules, mesh)
 
@@ -109,7 +113,7 @@ class TrainingTask:
 
     @cached_property
     def frozen(self) -> list[Any]:
-        """The others."""
+        """The parameters that the optimizer does not move."""
         return self._parameters(False)
 
     def _parameters(self, moving: bool) -> list[Any]:
@@ -119,7 +123,7 @@ class TrainingTask:
 
     @cached_property
     def staged(self) -> float:
-        """Share of the layers' products that is of staged stacks: each kernel's numbers times the
+        """Share of the layers' products that belongs to staged stacks: each kernel's size times the
         places of the stack that has its width."""
         work = dict.fromkeys((False, True), 0.0)
         for leaf in jax.tree.leaves(self.state.params):
@@ -149,8 +153,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Profile:
-    """Loss and gradient of some rows on one device that holds all parameters: FLOPs, seconds of a
-    chip, and bytes alive at once."""
+    """Cost of loss and gradient on one device that holds all parameters, as lines over rows: FLOPs,
+    seconds on a chip, and bytes alive at once."""
 
     flops: Line
     compute: Line
@@ -164,9 +168,9 @@ Profiles = Callable[[Remat, Precision], Profile]
 class Prediction:
     """Predicted cost of a choice; bytes and FLOPs are one device's, in one step.
 
-    `memory`: bytes by what they hold. `parts`: seconds by what they are spent on, whose sum is
-    `step`. `crossing`: seconds that its NIC is busy. `mfu`: the model's own FLOPs (nothing
-    recomputed or padded) over what all chips could do in bf16 (f32 where it computes in that).
+    `memory`: bytes by content. `parts`: seconds by use; their sum is `step`. `crossing`: seconds
+    for which the device's NIC is busy. `mfu`: the model's own FLOPs (without recomputation or
+    padding) over those that all chips could do in bf16 (f32 if the step computes in f32).
     """
 
     choice: Choice
@@ -200,12 +204,13 @@ class Prediction:
 
     @property
     def bytes(self) -> float:
-        """Held at once."""
+        """Bytes held at once."""
         return sum(self.memory.values())
 
 
 def profile(task: TrainingTask, remat: Remat, precision: Precision, chip: Chip) -> Profile:
-    """Traces loss and gradient at two numbers of rows; what depends on rows is linear in them."""
+    """Traces loss and gradient at two numbers of rows; the costs that depend on rows are linear in
+    them."""
     few, many = (_gradient_work(task, remat, precision, rows) for rows in _PROBES)
     return Profile(
         flops=_line(few.flops, many.flops),
@@ -220,8 +225,8 @@ def profiler(task: TrainingTask, chip: Chip) -> Profiles:
 
 
 def compute_seconds(work: CallCost, chip: Chip) -> float:
-    """Roofline of a chip: a product takes its FLOPs or its bytes, whichever is slower; all else its
-    bytes; every kernel its start."""
+    """Roofline of a chip: a product takes the time of its FLOPs or of its bytes, whichever is
+    longer; all else takes the time of its bytes; every kernel adds its start."""
     rate = chip.bandwidth * chip.bandwidth_share
     products = sum(
         times * max(m.flops / (chip.peak(m.dtype) * chip.matmul_share), m.bytes / rate)
@@ -232,8 +237,9 @@ def compute_seconds(work: CallCost, chip: Chip) -> float:
 
 
 def slowest(devices: int, jitter: float) -> float:
-    """Time of the slowest of `devices`, relative to the median, whose times are lognormal with this
-    deviation: exp(jitter · z), z the expected largest of so many normals (Blom 1958)."""
+    """Time of the slowest of `devices` relative to the median. Times are lognormal with deviation
+    `jitter`, so the result is exp(jitter · z), with z the expected largest of `devices` normals
+    (Blom 1958)."""
     if devices == 1:
         return 1.0
     return math.exp(jitter * NormalDist().inv_cdf((devices - 0.375) / (devices + 0.25)))
@@ -295,15 +301,15 @@ def search(
     precisions: Sequence[Precision] = ("bf16",),
     profiles: Profiles | None = None,
 ) -> list[Prediction]:
-    """All choices that fit, fastest first; of those within a hundredth of the fastest, which no
-    model of this kind can tell apart, first the one that sends least between nodes.
+    """All choices that fit, fastest first. A model of this kind cannot tell apart choices within a
+    hundredth of the fastest; of those, the one that sends least between nodes comes first.
 
     Args:
-      profiles: those of this task and chip, where they have been made before.
+      profiles: profiles of this task and chip, if they have been made before.
 
     Raises:
       ValueError: rows do not divide over any mesh of the cluster, or nothing fits its memory; the
-        sentence says what would.
+        message says what would.
     """
     profiles = profiles or profiler(task, cluster.chip)
     ways = list(choices(task, cluster.devices, remats, precisions))
@@ -346,7 +352,8 @@ def choices(
 
 
 def _microbatches(rows: int, stages: int) -> int:
-    """Most that divide the rows, as far as `_PIPELINE` for each stage; 1 without stages."""
+    """Largest number of micro-batches that divides the rows, up to `_PIPELINE` per stage; 1 without
+    stages."""
     most = _PIPELINE * stages if stages > 1 else 1
     return next(n for n in range(most, 0, -1) if rows % n == 0)
 
@@ -375,7 +382,7 @@ def _gradient_work(task: TrainingTask, remat: Remat, precision: Precision, rows:
 
 
 def _line(few: float, many: float) -> Line:
-    """Through what two probes found."""
+    """The line through the values of two probes."""
     slope = (many - few) / (_PROBES[1] - _PROBES[0])
     return Line(few - slope * _PROBES[0], slope)
 
@@ -383,10 +390,10 @@ def _line(few: float, many: float) -> Line:
 def _memory(
     task: TrainingTask, choice: Choice, own: Profile, rows: float, width: int
 ) -> dict[str, float]:
-    """Bytes on one device. The state is exact. Gradients are f32 and split as their parameters,
-    twice where they are added up over micro-batches. Weights in the dtype of compute: a copy of f32
-    ones split likewise, and two layers gathered. Activations follow the rows; what `tensor` halves
-    of them is not subtracted."""
+    """Bytes on one device. The state is exact. Gradients are f32, split like their parameters, and
+    counted twice if they are accumulated over micro-batches. Weights in the compute dtype: a copy
+    of f32 weights, split likewise, and two gathered layers. Activations follow the rows; the
+    savings from `tensor` are not subtracted."""
     sizes = choice.sizes
     trained = sum(_held(leaf, sizes) * 4 / leaf.dtype.itemsize for leaf in task.trained)
     layers = max((stack.depth for stack in task.stacks), default=1)

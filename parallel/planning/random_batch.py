@@ -1,4 +1,4 @@
-"""Rows of random samples in the sizes of any model, with no place left empty."""
+"""Rows of random samples in the sizes of any model, with every place filled."""
 
 import numpy as np
 

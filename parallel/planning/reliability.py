@@ -1,5 +1,5 @@
 """Rate of a run's interruptions, the best interval between saves, and the share of time left for
-steps: in closed form, and simulated event by event.
+steps, both in closed form and simulated event by event.
 
 Young (1974) and Daly (2006) give the interval between saves; the rate of interruptions is Llama 3's
 (arXiv 2407.21783: 419 unexpected in 54 days on 16,384 H100), as a Poisson process.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 LLAMA3_FAILURES = 419 / (16_384 * 54 * 24)
-"""Interruptions per GPU and hour."""
+"""Interruptions per GPU and hour of Llama 3's training."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Recovery:
 @dataclass(frozen=True)
 class SimulatedGoodput:
     """Seconds of a simulated run by use: kept steps, saves, steps lost to interruptions (with the
-    saves they cut off), and restarts."""
+    saves that they cut off), and restarts."""
 
     useful: float
     saving: float
@@ -44,7 +44,7 @@ class SimulatedGoodput:
 
     @property
     def goodput(self) -> float:
-        """Share of the time that went into steps that were kept."""
+        """Share of the time that was spent on steps that were kept."""
         return self.useful / (self.useful + self.saving + self.lost + self.restarting)
 
 
@@ -52,7 +52,7 @@ def mean_time_between_failures(devices: int, failures: float = LLAMA3_FAILURES) 
     """Seconds between interruptions of a run on that many devices.
 
     Raises:
-      ValueError: not above 0, either of them.
+      ValueError: `devices` or `failures` is not above 0.
     """
     if devices < 1 or failures <= 0:
         raise ValueError(
@@ -63,7 +63,8 @@ def mean_time_between_failures(devices: int, failures: float = LLAMA3_FAILURES) 
 
 
 def young(save: float, mtbf: float) -> float:
-    """Seconds of steps between saves that lose least, to first order: √(2 · save · mtbf)."""
+    """Seconds of steps between saves that minimise the lost time, to first order: √(2 · save ·
+    mtbf)."""
     return math.sqrt(2 * save * mtbf)
 
 
@@ -76,9 +77,9 @@ def daly(save: float, mtbf: float) -> float:
 
 
 def goodput(interval: float, recovery: Recovery, mtbf: float) -> float:
-    """Expected share of time in steps that are kept, saving after every `interval` seconds of
-    steps, where interruptions are a Poisson process that saves and restarts suffer too (Daly 2006,
-    equation 20)."""
+    """Expected share of time in steps that are kept, with a save after every `interval` seconds of
+    steps. Interruptions are a Poisson process and also hit saves and restarts (Daly 2006, equation
+    20)."""
     cycle = (interval + recovery.save) / mtbf
     if cycle + recovery.restart / mtbf > 700:
         return 0.0
@@ -88,7 +89,8 @@ def goodput(interval: float, recovery: Recovery, mtbf: float) -> float:
 def simulate(
     work: float, interval: float, recovery: Recovery, mtbf: float, seed: int = 0
 ) -> SimulatedGoodput:
-    """One run of `work` seconds of steps: each interruption throws it back to the last save."""
+    """Simulates one run of `work` seconds of steps; each interruption sends it back to the last
+    save."""
     rng = np.random.default_rng(seed)
     useful = saving = lost = restarting = 0.0
     failures, cycle = 0, interval + recovery.save

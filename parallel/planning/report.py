@@ -1,5 +1,5 @@
-"""A compiled step's kernels as tables and as JSON: by part of the model, by kind of work, by loop,
-with what is moved, cast and sent (`parallel.planning.explain`)."""
+"""A compiled step's kernels as tables and as JSON: by part of the model, by kind of work and by
+loop, with the data moved, cast and sent (`parallel.planning.explain`)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,14 +12,14 @@ from parallel.planning.explain import CompiledKernel, Explanation, KernelGroup, 
 
 _PHASES = ("forward", "recomputed", "backward", "other")
 _SHOWN = 5e-5
-"""Seconds of a part from which the table has it; JSON has all."""
+"""Seconds from which a part is in the table; JSON has all parts."""
 _TOP = 12
 """Rows of a list of single kernels."""
 
 
 def as_json(found: Explanation, top: int = _TOP) -> dict[str, Any]:
-    """The report, its lists of single kernels as far as `top`; seconds, bytes and FLOPs are one
-    device's in a step."""
+    """The report, with up to `top` entries in each list of single kernels; seconds, bytes and FLOPs
+    are for one device in one step."""
     return {
         "seconds": found.seconds,
         "exposed_seconds": found.exposed,

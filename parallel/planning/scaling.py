@@ -1,7 +1,8 @@
-"""Weak scaling: throughput over devices, the batch growing with them, interruptions included.
+"""Weak scaling: throughput over the number of devices, with a batch that grows with them, and with
+interruptions.
 
-At each size the fastest choice that fits is predicted, and months of it are simulated with
-interruptions at the cluster's rate.
+At each size, the fastest choice that fits is predicted, and months of training with it are
+simulated with interruptions at the cluster's rate.
 """
 
 from collections.abc import Sequence
@@ -32,7 +33,7 @@ DAYS, SEEDS = 30, 40
 
 @dataclass(frozen=True)
 class ScalingPoint:
-    """One size of cluster. `efficiency`: samples per second and device over the first size's.
+    """One size of cluster. `efficiency`: samples per second and device, relative to the first size.
     `interval`: seconds between saves. `simulated`: mean goodput of the simulated runs, `low` and
     `high` its 5th and 95th percentile, `failures` their interruptions on average."""
 
@@ -56,7 +57,7 @@ def curve(
     precisions: Sequence[Precision],
     profiles: Profiles | None = None,
 ) -> list[ScalingPoint]:
-    """A point for each number of devices; rows per device are those of `task` on `cluster`.
+    """A point for each number of devices, with as many rows per device as `task` has on `cluster`.
 
     Raises:
       ValueError: nothing fits at one of the sizes.

@@ -1,1 +1,1 @@
-"""A run's folder: its files written whole, locked, mirrored, and read again."""
+"""A run's folder: atomic writes, locking, mirroring, and reading."""

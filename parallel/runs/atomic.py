@@ -1,4 +1,5 @@
-"""Files that are replaced as a whole or not at all, whenever the process or the machine ends."""
+"""Atomic file replacement: a file is replaced as a whole or not at all, even if the process or the
+machine stops."""
 
 import os
 from pathlib import Path
@@ -7,7 +8,8 @@ from models.files.on_disk import to_disk
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Makes `text` the content of a file, on disk on return; its folder is made if need be."""
+    """Makes `text` the content of a file, which is on disk on return; its folder is created if
+    needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
     with temporary.open("w", encoding="utf-8") as file:

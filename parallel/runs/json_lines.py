@@ -1,5 +1,5 @@
-"""Logs of one JSON object a line: a last line that a kill tore is dropped, any other that cannot be
-read is damage, which is named by its line and set aside when a run goes on.
+"""Logs with one JSON object per line. A last line that a kill left incomplete is dropped; any other
+unreadable line is damage, which is reported by its line number and set aside when a run resumes.
 """
 
 import json
@@ -12,12 +12,12 @@ from models.terminal import Console
 from parallel.runs.atomic import replace_text
 
 Fits = Callable[[Any], object]
-"""Check that a line is one of the log's: false, or raises KeyError, TypeError, ValueError or
-AttributeError, if not."""
+"""Check that a line belongs to the log; if not, it returns a false value or raises KeyError,
+TypeError, ValueError or AttributeError."""
 
 
 def read_lines(path: Path, fits: Fits) -> list[dict[str, Any]]:
-    """All whole lines of a log in order; none if there is no file.
+    """All complete lines of a log in order; none if there is no file.
 
     Raises:
       ValueError: a line is damaged.
@@ -32,8 +32,8 @@ def read_lines(path: Path, fits: Fits) -> list[dict[str, Any]]:
 
 
 def sound_lines(path: Path, fits: Fits) -> tuple[list[dict[str, Any]], list[int]]:
-    """All whole lines of a log that are sound, for one who only looks, and the numbers of those
-    that are damaged."""
+    """All sound, complete lines of a log, and the numbers of damaged lines; for readers that change
+    nothing."""
     lines, damaged, _ = _scan(path, fits)
     return lines, damaged
 
@@ -41,11 +41,11 @@ def sound_lines(path: Path, fits: Fits) -> tuple[list[dict[str, Any]], list[int]
 def set_damage_aside(
     path: Path, fits: Fits, console: Console, *, last_matters: bool = False
 ) -> None:
-    """Makes a log whole before a run goes on with it: keeps its good lines, and of one with damaged
-    lines a copy as it was, with a line on `console`.
+    """Repairs a log before a run resumes with it: keeps its good lines and, if there are damaged
+    ones, a copy of the original file, with a line on `console`.
 
     Raises:
-      ValueError: the last line is damaged, and it matters, as a run goes on from what it says.
+      ValueError: the last line is damaged and `last_matters`, because the run continues from it.
     """
     lines, damaged, torn = _scan(path, fits)
     count = len(lines) + len(damaged) + torn
@@ -67,7 +67,8 @@ def set_damage_aside(
 
 
 def set_aside(path: Path) -> Path:
-    """A copy of a damaged file under a name of its own, `NAME.damaged`, `NAME.damaged-2`, …"""
+    """Copies a damaged file to an unused name: `NAME.damaged`, `NAME.damaged-2`, …, and returns
+    that path."""
     copy, number = path.with_name(f"{path.name}.damaged"), 1
     while copy.exists():
         number += 1
@@ -77,7 +78,7 @@ def set_aside(path: Path) -> Path:
 
 
 def _scan(path: Path, fits: Fits) -> tuple[list[dict[str, Any]], list[int], bool]:
-    """Good lines, the numbers of damaged ones, and whether the last line was torn."""
+    """Good lines, the numbers of damaged ones, and whether the last line was incomplete."""
     good, damaged = [], []
     *whole, torn = path.read_bytes().split(b"\n") if path.exists() else [b""]
     for number, text in enumerate(whole, 1):

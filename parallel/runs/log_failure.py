@@ -1,5 +1,5 @@
-"""Logs that cannot be written, as on a full disk: what was trained is worth more than its lines, so
-the run is told to stop, saves, and only then ends with the error.
+"""Handling of logs that cannot be written, as on a full disk. The trained state is worth more than
+its log lines, so the run is told to stop, saves, and only then ends with the error.
 """
 
 from collections.abc import Iterator
@@ -25,8 +25,8 @@ class LogFailure:
             self.error = self.error or error
 
     def final(self, outcome: str) -> OSError:
-        """The error to end the run with: what failed, then what became of the run. One that may be
-        a fault of the code is raised as it was."""
+        """The error to end the run with: it says what failed, then the `outcome` of the run. An
+        error that may be a fault of the code is returned unchanged."""
         assert self.error is not None
         said = exits.sentence(self.error)
         return self.error if said is None else OSError(f"{said} {outcome}")
@@ -34,8 +34,8 @@ class LogFailure:
 
 @contextmanager
 def naming(path: Path | None) -> Iterator[None]:
-    """Gives errors of the block, which writes to `path`, its name: a full disk does not say where
-    it was met."""
+    """Adds `path`, which the block writes to, to the block's errors; the error of a full disk does
+    not name the file."""
     try:
         yield
     except OSError as error:

@@ -1,10 +1,10 @@
-"""A run's checkpoints kept in a bucket too: a run whose disk is lost goes on from there.
+"""Copies of a run's checkpoints in a bucket, from which a run whose disk is lost can resume.
 
-The first host copies each checkpoint, as it gets its number, in the background. `digests.json`,
-which lists all files of a checkpoint, goes last and is taken away first, so that a checkpoint
-there has it if and only if it is whole. A copy that fails is told and costs the run nothing until
-its end: then it is tried once more, and the run fails plainly if its last checkpoint did not
-arrive.
+The first host copies each checkpoint in the background, once it has its number. `digests.json`,
+which lists all files of a checkpoint, is copied last and removed first, so a checkpoint in the
+bucket has it if and only if it is whole. A failed copy is reported and does not stop the run. At
+the run's end the copy is tried once more, and the run fails with an error if its last checkpoint
+did not arrive.
 """
 
 import re
@@ -27,12 +27,13 @@ from parallel.runs.run_folder import CONFIG_NAME, ORIGIN_NAME, note_saved
 _STEP = re.compile(r"checkpoints/(\d+)/(.+)")
 _LOGS = ("metrics.jsonl", "goodput.jsonl", "closed_loop.jsonl", "trackers.json", ORIGIN_NAME)
 _FETCHING = ".orbax-checkpoint-tmp-fetching"
-"""Mark of what a killed run leaves half fetched, which the next writer removes."""
+"""Mark of a checkpoint that a killed run left partly fetched; the next writer removes it."""
 
 
 class Mirror:
-    """Copies of the checkpoints in `directory` at `url`, those that `keep` says of them, the last
-    so many or a `Retention`. Use as a context manager: leaving it gives up what is under way."""
+    """Keeps copies at `url` of the checkpoints in `directory` that `keep` selects: the last `keep`,
+    or those of a `Retention`. Use as a context manager: leaving it cancels waiting copies and waits
+    for one under way."""
 
     def __init__(self, url: str, directory: Path, keep: int | Retention, console: Console) -> None:
         self._bucket, self._directory = Bucket(_bucket_url(url)), Path(directory).absolute()
@@ -44,23 +45,24 @@ class Mirror:
         self._pending: list[Future[None]] = []
 
     def put(self, step: int) -> None:
-        """Copies the checkpoint of `step` in the background; of several that wait, the newest."""
+        """Copies the checkpoint of `step` in the background; if several wait, only the newest is
+        copied."""
         with self._lock:
             self._wanted = [step]
         self._pending = [one for one in self._pending if not one.done()]
         self._pending.append(self._background.submit(self._next))
 
     def held(self) -> set[int]:
-        """The steps that are being copied, or wait for it; they must stay on disk."""
+        """The steps that are being copied or wait to be copied; they must stay on disk."""
         with self._lock:
             return {*self._wanted, *self._busy}
 
     def finish(self, step: int) -> None:
-        """Returns when the checkpoint of `step` is in the bucket, and the logs as they are now, on
-        all hosts.
+        """Returns, on all hosts, when the checkpoint of `step` and the current logs are in the
+        bucket.
 
         Raises:
-          OSError: it cannot be brought there.
+          OSError: they cannot be copied there.
         """
 
         def bring(_: list[str]) -> str:
@@ -70,7 +72,7 @@ class Mirror:
                 if self._arrived != step and step not in whole_steps(self._bucket):
                     self._copy(step)
                 _put_logs(self._bucket, self._directory)
-            except Exception as error:  # agree's decisions must not raise
+            except Exception as error:  # `agree`'s `decide` must not raise
                 return f"{error}"
             return ""
 
@@ -94,7 +96,7 @@ class Mirror:
             self._busy.add(step)
         try:
             self._copy(step)
-        except Exception as error:  # the run goes on, and the next checkpoint may arrive
+        except Exception as error:  # the run continues, and the next checkpoint may arrive
             self._console.print(
                 f"warning: step {step} did not arrive in {self._bucket.url}: {error} Training goes "
                 "on; the next checkpoint is brought there as well.",
@@ -105,11 +107,11 @@ class Mirror:
                 self._busy.discard(step)
 
     def _copy(self, step: int) -> None:
-        """Brings one checkpoint there whole; then later ones, of a history that was given up, and
-        older ones go."""
+        """Copies one checkpoint there completely; then removes later ones, of an abandoned history,
+        and older ones that are not kept."""
         path, within = self._directory / "checkpoints" / str(step), f"checkpoints/{step}"
         there = _by_step(self._bucket)
-        # Whatever becomes of this: no later step may be taken for the newest.
+        # Even if this copy fails, no later step may be taken for the newest.
         later = [other for other in there if other > step]
         self._bucket.remove(f"checkpoints/{other}/{digests.NAME}" for other in [step, *later])
         names = digests.names(path)
@@ -132,13 +134,13 @@ class Mirror:
 
 
 def begin(url: str, directory: Path, resume: bool, console: Console) -> bool:
-    """Brings a run to its folder from where it is mirrored, if the newest whole checkpoint there is
-    newer than the folder's. Returns whether there is a run to go on with: with `resume` a new one
-    begins, with a line that says so, where neither place holds any. All hosts call it.
+    """Brings a run from its mirror to its folder, if the newest whole checkpoint in the mirror is
+    newer than the folder's. Returns whether there is a run to resume; with `resume`, if neither
+    place holds a run, a new one begins and a line on `console` says so. All hosts must call it.
 
     Raises:
       ValueError: the mirror holds a run and `resume` is false.
-      OSError: the mirror cannot be reached, or what came from it is damaged.
+      OSError: the mirror cannot be reached, or the checkpoint from it is damaged.
     """
 
     def decide(_: list[str]) -> str:
@@ -155,12 +157,13 @@ def begin(url: str, directory: Path, resume: bool, console: Console) -> bool:
 
 
 def put_logs(url: str, directory: Path) -> None:
-    """Copies config and logs once more: the last evaluation in simulation ends after the run."""
+    """Copies config and logs once more, since the last evaluation in simulation ends after the
+    run."""
     _put_logs(Bucket(_bucket_url(url)), directory)
 
 
 def whole_steps(bucket: Bucket) -> list[int]:
-    """Steps whose checkpoints are there wholly, ascending."""
+    """Steps whose checkpoints are complete in the bucket, ascending."""
     return sorted(step for step, names in _by_step(bucket).items() if digests.NAME in names)
 
 
@@ -185,7 +188,8 @@ def _begin(bucket: Bucket, directory: Path, resume: bool, console: Console) -> s
 
 
 def _bring(bucket: Bucket, directory: Path, step: int) -> None:
-    """The checkpoint of `step` under its number, whole, with the run's config and logs."""
+    """Fetches the checkpoint of `step`, with the run's config and logs; it gets its number once it
+    is whole."""
     folder, within = directory / "checkpoints", f"checkpoints/{step}/"
     listed = bucket.list()
     files = {n: stored for n, stored in listed.items() if n.startswith(within)}
@@ -212,7 +216,7 @@ def _put_logs(bucket: Bucket, directory: Path) -> None:
 
 
 def _by_step(bucket: Bucket) -> dict[int, list[str]]:
-    """Names of the files of each checkpoint there, in its folder."""
+    """For each checkpoint in the bucket, the names of its files, relative to its folder."""
     found: dict[int, list[str]] = {}
     for name in bucket.list():
         if matched := _STEP.fullmatch(name):

@@ -1,8 +1,9 @@
-"""Position of a run besides its state, as its checkpoints hold it: made, and checked before a run
-goes on from it.
+"""Position of a run, apart from its training state: made for its checkpoints, and checked before a
+run resumes from it.
 
-Digests tell damage, not sense: a position that a hand or another program wrote, and sealed, would
-skip a billion batches, or end a run hours later without a word of the checkpoint.
+Digests detect damage, not nonsense. A position that was written and sealed by hand or by another
+program could skip a billion batches, or end a run hours later without any mention of the
+checkpoint.
 """
 
 import reprlib
@@ -14,11 +15,11 @@ from parallel.hosts import exits
 
 Json = Any
 LARGEST = 2**31
-"""Limit of counters: steps, batches, episodes."""
+"""Upper limit of counters: steps, batches, episodes."""
 
 
 class NoPosition(ValueError):
-    """A checkpoint whose position no run left."""
+    """A checkpoint whose position was not written by a run."""
 
     exit_code = exits.REFUSED
 
@@ -30,15 +31,16 @@ class NoPosition(ValueError):
 
 
 def at_data(data: Json, offset: int, bad_steps: Json, owed: bool = False) -> Json:
-    """A training run's position: the data's own, how many batches it is ahead of the steps, the
-    record of `Spikes`, and, where it is so, that a stop left the evaluation after it unmade."""
+    """A training run's position: the position in the data, the number of batches by which the data
+    is ahead of the steps, the record of `Spikes` and, with `owed`, that a stop prevented the
+    evaluation due at this step."""
     found = {"data": data, "offset": offset, "bad_steps": bad_steps}
     return found | {"owed": True} if owed else found
 
 
 def check_at_data(found: Json) -> None:
-    """Raises ValueError, with the field, unless `at_data` made it; the data's own position and the
-    record of `Spikes` are checked by those who read them."""
+    """Raises ValueError, with the field, unless `at_data` made it. The position in the data and the
+    record of `Spikes` are checked by their readers."""
     for name in at_data(None, 0, None):
         entry(found, name)
     count(found, "offset")
@@ -48,7 +50,7 @@ def count(found: Json, name: str, most: int = LARGEST) -> int:
     """The number of something at `name`.
 
     Raises:
-      ValueError: it is missing, no whole number, negative or more than `most`.
+      ValueError: it is missing, not a whole number, negative or more than `most`.
     """
     value = entry(found, name)
     if type(value) is not int or not 0 <= value <= most:
@@ -60,7 +62,7 @@ def entry(found: Json, name: str) -> Json:
     """Value of an object at `name`.
 
     Raises:
-      ValueError: it has nothing there, or is no object.
+      ValueError: it has no such entry, or is not an object.
     """
     if not isinstance(found, Mapping) or name not in found:
         raise ValueError(f"{name} is missing from {shown(found)}")

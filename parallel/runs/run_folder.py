@@ -1,5 +1,5 @@
-"""The folder of a run besides its checkpoints and logs: its config, and whether anything was ever
-saved, so that checkpoints that are away are not taken for a run that has none yet.
+"""The folder of a run, apart from its checkpoints and logs: its config, and a note of whether
+anything was ever saved, so that a run with missing checkpoints is not mistaken for a new run.
 """
 
 import json
@@ -20,8 +20,8 @@ CONFIG_NAME, SAVED_NAME, ORIGIN_NAME = "config.json", "saved.json", "origin.json
 
 @dataclass(frozen=True)
 class Run:
-    """A run's folder, and what its checkpoints carry besides the state, as JSON values. `origin`:
-    where it comes from, for people: `preset`, `data` and such, as text."""
+    """A run's folder, and the JSON values that its checkpoints carry besides the state. `origin`
+    tells people where the run comes from: `preset`, `data` and similar, as text."""
 
     directory: Path
     config: Json
@@ -30,11 +30,11 @@ class Run:
 
 
 def check_folder(directory: Path, resume: bool) -> None:
-    """Refuses to begin where a run is, and to go on where none is, or where its checkpoints are
-    away.
+    """Refuses to begin in a folder that holds a run, and to resume in one that holds no run or
+    whose checkpoints are missing.
 
     Raises:
-      ValueError, FileNotFoundError: it is so.
+      ValueError, FileNotFoundError: the folder is refused.
     """
     if resume and not (directory / CONFIG_NAME).exists():
         raise FileNotFoundError(
@@ -52,11 +52,11 @@ def check_folder(directory: Path, resume: bool) -> None:
 
 
 def check_saved(directory: Path) -> None:
-    """Refuses a run whose checkpoints were there once and are not now.
+    """Refuses a run whose checkpoints existed once and are now missing.
 
     Raises:
-      ValueError, FileNotFoundError: `checkpoints` is no folder, a link to nothing, or has none
-        though some were saved.
+      ValueError, FileNotFoundError: `checkpoints` is not a folder, is a broken link, or holds no
+        checkpoint although some were saved.
     """
     folder, saved = directory / "checkpoints", directory / SAVED_NAME
     if folder.is_symlink() and not folder.exists():
@@ -75,7 +75,7 @@ def check_saved(directory: Path) -> None:
 
 
 def check_steps_made(directory: Path, made: int, steps: int) -> None:
-    """Raises ValueError if a run to be resumed has made more steps than it is to make."""
+    """Raises ValueError if a run to be resumed has already made more than `steps` steps."""
     if made > steps:
         raise ValueError(
             f"{directory} has made {made} steps already, but only {steps} were asked for; give at "
@@ -84,12 +84,12 @@ def check_steps_made(directory: Path, made: int, steps: int) -> None:
 
 
 def note_saved(directory: Path, step: int) -> None:
-    """Notes beside the checkpoints that one of `step` is there."""
+    """Records beside the checkpoints that one of `step` exists."""
     replace_text(directory / SAVED_NAME, json.dumps({"step": step}) + "\n")
 
 
 def write_config(run: Run) -> None:
-    """Leaves config and origin in the run's folder, each at once or not at all."""
+    """Writes config and origin to the run's folder, each as a whole or not at all."""
     replace_text(run.directory / CONFIG_NAME, json.dumps(run.config, indent=2) + "\n")
     if run.origin:
         replace_text(run.directory / ORIGIN_NAME, json.dumps(run.origin, indent=2) + "\n")
@@ -97,7 +97,7 @@ def write_config(run: Run) -> None:
 
 def read_config(directory: Path, console: Console) -> Json | None:
     """The config that a run was begun with. A damaged file is set aside, with a line on `console`,
-    and made again from the newest checkpoint that has it; None if there is none.
+    and written again from the newest checkpoint that has the config; returns None if there is none.
     """
     path = directory / CONFIG_NAME
     with suppress(ValueError, RecursionError):
@@ -120,7 +120,7 @@ def read_config(directory: Path, console: Console) -> Json | None:
 
 
 def _at(saved: Path) -> str:
-    """The step that the note names, if it can still be read."""
+    """The step that the note in saved.json names, if it can still be read."""
     with suppress(ValueError, RecursionError, KeyError, TypeError):
         return f" at step {int(json.loads(saved.read_bytes())['step'])}"
     return ""

@@ -1,9 +1,9 @@
-"""One writer to a folder: a run holds `.lock` in it from before its data is read until its end.
+"""One writer per folder: a run holds `.lock` in it from before its data is read until its end.
 
-The lock is flock's, so the kernel frees it at death, on NFS too (there Linux makes byte-range locks
-of it), and reading or copying the file in the process that holds it costs nothing, as it would with
-POSIX locks; a forked child closes the file it inherits, so it cannot keep the lock of a dead parent
-alive. The file says who holds it, and that alone decides where a filesystem has no locks.
+The lock uses flock, so the kernel frees it when the process dies, on NFS too (where Linux turns it
+into byte-range locks). Unlike a POSIX lock, it is not lost when its own process reads or copies the
+file. A forked child closes the file it inherits, so it cannot keep the lock of a dead parent alive.
+The file names the holder; on a filesystem without locks, this alone decides.
 """
 
 import errno
@@ -29,19 +29,20 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
 
 class InUse(ValueError):
-    """Another run has the folder, or nobody may write there."""
+    """Another run has the folder, or it is not writable."""
 
     exit_code = exits.REFUSED
 
 
 @contextmanager
 def locked(folder: Path, console: Console | None = None) -> Iterator[None]:
-    """Keeps other runs out of the folder, which is made if need be and removed if nothing came of
-    it. The first process holds the lock for its job; all call it. A process may lock a folder again
-    that it has locked.
+    """Keeps other runs out of the folder, which is created if needed and removed again if it stays
+    empty. The first process holds the lock for its job, but all processes must call this function.
+    A process may lock again a folder that it has already locked.
 
     Raises:
-      InUse: another run is at work there, and nothing was touched; all processes raise the same.
+      InUse: another run is at work there, and nothing was changed; all processes raise the same
+        error.
     """
     folder = Path(folder).resolve()
     refusal = agree("lock", "", partial(_take, folder, console or Console(quiet=True)))
@@ -54,9 +55,9 @@ def locked(folder: Path, console: Console | None = None) -> Iterator[None]:
 
 
 def at_work(folder: Path) -> str:
-    """Place where a run is at work in the folder, "here" or the name of another machine; "" if
-    nobody is. Only looks, so a run that starts meanwhile is not kept out; of another machine it
-    knows what the lock file says."""
+    """Machine on which a run is at work in the folder: "here" or the name of another machine; "" if
+    no run is. It takes no lock, so a run that starts meanwhile is not kept out. For another
+    machine, it relies on the lock file."""
     try:
         handle = os.open(Path(folder) / LOCK_NAME, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
@@ -72,8 +73,8 @@ def at_work(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class _Holder:
-    """Writer of a lock file: `since` for people, `began` the start of the process by the kernel's
-    clock, so that another process with its number is not taken for it."""
+    """Writer of a lock file. `since` is for people; `began` is the start of the process by the
+    kernel's clock, so that another process with the same pid is not mistaken for it."""
 
     host: str
     pid: int
@@ -89,7 +90,7 @@ class _Holder:
 
     @property
     def is_alive(self) -> bool:
-        """True if the holder, on this machine, still runs."""
+        """True if the holder, which must be on this machine, is still running."""
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
@@ -110,7 +111,7 @@ _held: dict[Path, _Held] = {}
 
 
 def _take(folder: Path, console: Console, _: object) -> str:
-    """Empty if this process has the folder now, else why not."""
+    """Empty if this process now has the folder, else the reason why not."""
     if folder in _held:
         _held[folder].depth += 1
         return ""
@@ -128,7 +129,7 @@ def _lock(folder: Path, console: Console) -> str:
         folder.mkdir(parents=True, exist_ok=True)
         try:
             handle, created = _open(path)
-        except FileNotFoundError:  # its holder removed it, or the folder that it had made
+        except FileNotFoundError:  # its holder removed it, or the folder that it had created
             continue
         try:
             free, holder = _try_flock(handle), _read(handle)
@@ -142,7 +143,7 @@ def _lock(folder: Path, console: Console) -> str:
             if refusal:
                 return refusal
             continue
-        if free is None and not created:  # one that was left: only who makes it has it
+        if free is None and not created:  # a stale file; only its creator may hold it
             os.close(handle)
             path.unlink(missing_ok=True)
             continue
@@ -171,7 +172,7 @@ def _describe(handle: int) -> None:
 
 def _release(folder: Path) -> None:
     held = _held.get(folder)
-    if held is None:  # another process of the job holds it, or this is a forked child
+    if held is None:  # another process of the job holds it, or this is a fork
         return
     held.depth -= 1
     if held.depth:
@@ -182,13 +183,12 @@ def _release(folder: Path) -> None:
             (folder / LOCK_NAME).unlink()
     os.close(held.handle)
     for directory in held.made:
-        with suppress(OSError):  # something came of it
+        with suppress(OSError):  # it is not empty
             directory.rmdir()
 
 
 def _refusal(path: Path, free: bool | None, holder: _Holder | None, created: bool) -> str:
-    """Reason that the lock is refused, "" if it is not; `free` is None where the kernel has no
-    locks."""
+    """Reason why the lock is refused, "" if it is not; `free` is None if there are no locks."""
     if free is False:
         return _in_use(path, holder)
     if free:
@@ -219,7 +219,7 @@ def _open(path: Path) -> tuple[int, bool]:
 
 
 def _try_flock(handle: int) -> bool | None:
-    """True if the lock was free and is now held; None where there are no locks."""
+    """True if the lock was free and is now held; None if the filesystem has no locks."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -232,7 +232,7 @@ def _try_flock(handle: int) -> bool | None:
 
 
 def _read(handle: int) -> _Holder | None:
-    """Holder named in an open lock file; None if it says nothing yet, or was cut."""
+    """Holder named in an open lock file; None if the file is still empty or incomplete."""
     try:
         said = json.loads(os.pread(handle, 4096, 0))
         host, pid, since, began = (said[name] for name in ("host", "pid", "since", "began"))
@@ -253,7 +253,7 @@ def _is_at(handle: int, path: Path) -> bool:
 
 
 def _began(pid: int) -> int | None:
-    """Start of a process, in the kernel's ticks; None where the kernel does not say."""
+    """Start of a process, in the kernel's ticks; None if it is not known."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -262,7 +262,7 @@ def _began(pid: int) -> int | None:
 
 
 def _is_local_only(path: Path) -> bool:
-    """True if the filesystem is shared, but its locks are not seen by other machines."""
+    """True if the filesystem is shared, but other machines do not see its locks."""
     try:
         mounts = _MOUNTS.read_text()
     except OSError:

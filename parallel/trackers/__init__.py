@@ -1,1 +1,1 @@
-"""A run's metrics sent to Weights & Biases, MLflow, trackio, or a tracker of one's own."""
+"""A run's metrics sent to Weights & Biases, MLflow, trackio, or a user's own tracker."""

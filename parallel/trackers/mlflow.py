@@ -1,7 +1,8 @@
-"""MLflow: metrics of a run and its config as parameters, in an experiment of a tracking server.
+"""MLflow tracker: a run's metrics, and its config as parameters, in an experiment of a tracking
+server.
 
-Which server is its environment's matter (MLFLOW_TRACKING_URI, MLFLOW_TRACKING_TOKEN, …). It cannot
-take a value back, and of a parameter it keeps the first.
+Environment variables choose the server (MLFLOW_TRACKING_URI, MLFLOW_TRACKING_TOKEN, …). MLflow
+cannot take a value back, and keeps the first value of a parameter.
 """
 
 import os
@@ -15,16 +16,16 @@ from parallel.trackers.tracker import PROJECT, Outcome, TrackedRun
 
 _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 _AT_ONCE, _LONGEST, _LONGEST_NAME = 100, 6000, 250
-"""Limits of MLflow's: parameters in a request, characters in one and in a name."""
+"""MLflow's limits: parameters in a request, characters in a parameter and in a name."""
 _REFUSED = re.compile(r"[^/\w.\- :]")
-"""Characters that it takes in no name."""
+"""Characters that MLflow does not accept in a name."""
 
 
 class Mlflow:
     """A `Tracker`."""
 
     def __init__(self, run: TrackedRun) -> None:
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")  # 7 take minutes
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")  # the default 7 take minutes
         from mlflow.entities import Metric, Param
         from mlflow.tracking import MlflowClient
 
@@ -44,7 +45,7 @@ class Mlflow:
         self.place = f"{self._client.tracking_uri}, run {self.id}"
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Takes what is known of a step."""
+        """Logs metrics of a step."""
         now = int(time.time() * 1000)
         made = [
             self._metric(_named(name), float(value), now, step) for name, value in metrics.items()
@@ -57,7 +58,7 @@ class Mlflow:
 
 
 def _named(name: str) -> str:
-    """A name that MLflow takes: datasets and robots may be called anything."""
+    """A name that MLflow accepts, since datasets and robots may have any name."""
     return posixpath.normpath(_REFUSED.sub("_", name)).lstrip("./")[:_LONGEST_NAME] or "_"
 
 

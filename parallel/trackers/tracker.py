@@ -1,8 +1,9 @@
-"""Trackers: services that are told a run's metrics too, beside metrics.jsonl and TensorBoard.
+"""Trackers: services that also receive a run's metrics, in addition to metrics.jsonl and
+TensorBoard.
 
-A tracker is one object with `log` and `finish`; whoever opens one gives it the id by which the
-service knows the run, so that a resumed run goes on in the same place. Services differ in all else
-(project, account, server), for which each has environment variables of its own.
+A tracker is one object with `log` and `finish`. It is opened with the id by which the service knows
+the run, so that a resumed run continues in the same place. Everything else (project, account,
+server) differs between services, and each has its own environment variables for it.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,8 +21,8 @@ Outcome = Literal["finished", "stopped", "failed"]
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """A run as its tracker is told of it: `id` is the `Tracker.id` that it had before, None at its
-    beginning; `project` is "" where the user named none."""
+    """A run as described to its tracker: `id` is the `Tracker.id` that it had before, None for a
+    new run; `project` is "" if the user named none."""
 
     folder: Path
     project: str
@@ -35,7 +36,8 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """An open run in a service. Both methods are called from one thread, not that of the steps."""
+    """An open run in a service. Both methods are called from one thread, which is not the one that
+    runs the steps."""
 
     @property
     def id(self) -> str:
@@ -43,31 +45,31 @@ class Tracker(Protocol):
 
     @property
     def place(self) -> str:
-        """Place where a person finds the run, such as a URL; may be empty."""
+        """Place where people find the run, such as a URL; may be empty."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Takes what is known of a step; steps never go back, but may come several times."""
+        """Logs metrics of a step; steps never go back, but one step may be logged several times."""
 
     def finish(self, outcome: Outcome) -> None:
-        """Ends the run, which may be resumed later; returns when all was sent."""
+        """Ends the run, which may be resumed later; returns when everything is sent."""
 
 
 Opener = Callable[[TrackedRun], Tracker]
 
 PROJECT = "chiliad"
-"""Project in a service where the user names none."""
+"""Project in a service if the user names none."""
 
 _SHIPPED = {
     "wandb": ("wandb", "parallel.trackers.wandb:Wandb"),
     "mlflow": ("mlflow", "parallel.trackers.mlflow:Mlflow"),
     "trackio": ("trackio", "parallel.trackers.trackio:Trackio"),
 }
-"""The library that each name needs, and its class."""
+"""The library that each name needs, and the tracker's class."""
 
 
 def find_tracker(named: str) -> tuple[Opener, str]:
-    """Opener of a tracker, and the project: of wandb, mlflow or trackio, each alone or as
-    SERVICE:PROJECT, or of path/to/file.py:NAME, whose file runs.
+    """Opener of a tracker, and its project. `named` is wandb, mlflow or trackio, alone or as
+    SERVICE:PROJECT, or path/to/file.py:NAME, whose file is run.
 
     Raises:
       ValueError: there is no such tracker, or its library is not installed.

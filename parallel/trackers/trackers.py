@@ -1,10 +1,11 @@
-"""All trackers of a run: opened together on the first host, told in the background, and told no
+"""All trackers of a run: opened together on the first host and sent metrics in the background, no
 step twice.
 
-`trackers.json` in the run's folder holds each one's id, the last step that it was told and what of
-it. Services cannot take back what they were told, so steps that a run makes again, after a resume
-from an earlier checkpoint or a rollback, are not sent again, but for what the last of them still
-lacks, such as its evaluation; metrics.jsonl has them as they count.
+`trackers.json` in the run's folder holds each tracker's id, the last step that was sent to it and
+the names of that step's metrics. Services cannot take back what they received, so steps that a run
+makes again, after a resume from an earlier checkpoint or a rollback, are not sent again, except for
+metrics that the last of them still lacks, such as its evaluation. metrics.jsonl has the steps that
+count.
 """
 
 import json
@@ -25,36 +26,38 @@ Json = Any
 
 
 class _Told(NamedTuple):
-    """The last step that a tracker was told, and the names of what of it; None: all there is."""
+    """The last step that was sent to a tracker, and the names of its metrics that were sent; None
+    means all."""
 
     step: int = -1
     names: tuple[str, ...] | None = ()
 
     def lacks(self, step: int, metrics: Mapping[str, float]) -> Mapping[str, float]:
-        """Metrics of a step that are yet to be told."""
+        """Metrics of a step that are yet to be sent."""
         if step != self.step:
             return metrics if step > self.step else {}
         told = metrics if self.names is None else self.names
         return {name: value for name, value in metrics.items() if name not in told}
 
     def after(self, step: int, metrics: Mapping[str, float]) -> "_Told":
-        """Record once these are told too."""
+        """The record once these metrics are sent too."""
         before = (self.names or ()) if step == self.step else ()
         return self if step < self.step else _Told(step, (*dict.fromkeys((*before, *metrics)),))
 
 
 _LAST_SECONDS = 30.0
-"""Time that trackers have at a run's end to send what they hold."""
+"""Seconds that trackers have at a run's end to send what they still hold."""
 
 
 class Trackers:
-    """Use as a context manager; `outcome` says how the run ended, by default that it failed.
+    """The trackers of a run. Use as a context manager; `outcome` says how the run ended, by default
+    that it failed.
 
-    All hosts make one alike; those after the first tell nobody.
+    All hosts create one in the same way; only the first host sends anything.
 
     Args:
-      named: `--track`'s values, see `find_tracker`.
-      resume: goes on with the runs that trackers.json names, where it names any.
+      named: values of `--track`, see `find_tracker`.
+      resume: continues the runs that trackers.json names, if any.
 
     Raises:
       ValueError, FileNotFoundError: a tracker cannot be opened.
@@ -73,7 +76,7 @@ class Trackers:
             for name in named:
                 try:
                     self._senders.append(_Sender(name, folder, config, book, console))
-                except Exception as error:  # whatever a service's library raises
+                except Exception as error:  # any error that a service's library raises
                     return f"--track {name} could not be opened: {_reason(error)}."
             return ""
 
@@ -82,17 +85,18 @@ class Trackers:
             raise ValueError(failure)
 
     def begin(self) -> None:
-        """Steps go on from some checkpoint: those told already are not told again."""
+        """Steps continue from some checkpoint; those already sent are not sent again."""
         for sender in self._senders:
             sender.before = sender.told
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Tells all trackers of a step, in the background; what one fails of, the console says."""
+        """Sends metrics of a step to all trackers, in the background; failures are reported on the
+        console."""
         for sender in self._senders:
             sender.put(step, metrics)
 
     def close(self) -> None:
-        """Ends the run in all of them, and waits for that, but not for long."""
+        """Ends the run in all trackers, and waits a limited time for that."""
         for sender in self._senders:
             sender.end(self.outcome)
         for sender in self._senders:
@@ -106,10 +110,10 @@ class Trackers:
 
 
 def check_trackers(named: Sequence[str]) -> None:
-    """All that can be refused before anything is opened.
+    """Makes all checks that are possible before anything is opened.
 
     Raises:
-      ValueError, FileNotFoundError: a tracker is none, is not installed, or stands twice.
+      ValueError, FileNotFoundError: a tracker is unknown, is not installed, or is given twice.
     """
     services = [name if ".py:" in name else name.partition(":")[0] for name in named]
     for name, service in zip(named, services, strict=True):
@@ -134,20 +138,20 @@ class _Book:
             console.print(f"{path} is damaged; trackers begin new runs.", soft_wrap=True)
 
     def of(self, name: str) -> tuple[str | None, _Told]:
-        """The id of a tracker's run, None at its beginning, and what it was told."""
+        """The id of a tracker's run, None for a new run, and the record of what was sent."""
         if (line := self._lines.get(name)) is None:
             return None, _Told()
         return line["id"], _Told(line["step"], line["names"])
 
     def note(self, name: str, identity: str, told: _Told) -> None:
-        """Writes them, for this process or the next."""
+        """Writes the id and the record, for this process or the next."""
         with self._lock:
             self._lines[name] = {"id": identity, **told._asdict()}
             replace_text(self._path, json.dumps(self._lines) + "\n")
 
 
 class _Sender:
-    """One tracker and the thread that tells it."""
+    """One tracker and the thread that sends to it."""
 
     def __init__(
         self, name: str, folder: Path, config: Json, book: _Book, console: Console
@@ -184,9 +188,9 @@ class _Sender:
         while isinstance(item := self._queue.get(), tuple):
             step, metrics, told = item
             try:
-                self._book.note(self._name, self._tracker.id, told)  # before: none is told twice
+                self._book.note(self._name, self._tracker.id, told)  # first: none is sent twice
                 self._tracker.log(step, metrics)
-            except Exception as error:  # the run goes on, and the service may come back
+            except Exception as error:  # the run goes on, the service may come back
                 self._lost += 1
                 if self._lost == 1:
                     self._say(f"step {step} did not arrive ({_reason(error)}); the run goes on.")
@@ -200,7 +204,7 @@ class _Sender:
 
 
 def _names(line: Json) -> tuple[str, ...] | None:
-    """Names in a line of trackers.json; runs of before had none."""
+    """Names in a line of trackers.json; older runs had none."""
     return None if (names := line.get("names")) is None else tuple(map(str, names))
 
 

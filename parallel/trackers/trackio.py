@@ -1,7 +1,8 @@
-"""trackio: metrics of a run in a database on this machine, or in a Hugging Face Space.
+"""trackio tracker: a run's metrics in a database on this machine, or in a Hugging Face Space.
 
-It sends from a thread of its own. Where is its environment's matter: TRACKIO_DIR, TRACKIO_SPACE_ID,
-TRACKIO_SERVER_URL. It knows a run by its name alone, so names end with a random part.
+trackio sends from its own thread. Environment variables choose the place: TRACKIO_DIR,
+TRACKIO_SPACE_ID, TRACKIO_SERVER_URL. trackio identifies a run only by its name, so names end with a
+random part.
 """
 
 import io
@@ -28,7 +29,7 @@ class Trackio:
         self.place = f"trackio show --project {project}"
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Takes what is known of a step."""
+        """Logs metrics of a step."""
         self._run.log(dict(metrics), step=step)
 
     def finish(self, outcome: Outcome) -> None:

@@ -1,7 +1,8 @@
-"""Weights & Biases: metrics and config of a run in a project, online or in the run's own folder.
+"""Weights & Biases tracker: metrics and config of a run in a project, online or in the run's own
+folder.
 
-wandb sends in a process of its own, which tries again as long as it takes. Where and as whom is its
-environment's matter: `wandb login` or WANDB_API_KEY, WANDB_ENTITY, WANDB_BASE_URL, WANDB_MODE.
+wandb sends from its own process, which retries as long as needed. Server and account come from its
+environment: `wandb login` or WANDB_API_KEY, WANDB_ENTITY, WANDB_BASE_URL, WANDB_MODE.
 """
 
 import os
@@ -30,9 +31,9 @@ class Wandb:
         self.place = str(run.folder / "wandb") if self._run.offline else str(self._run.url)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Takes what is known of a step."""
+        """Logs metrics of a step."""
         self._run.log(dict(metrics), step=step)
 
     def finish(self, outcome: Outcome) -> None:
-        """Ends the run; `failed` is wandb's crashed or failed."""
+        """Ends the run; wandb shows `failed` as crashed or failed."""
         self._run.finish(exit_code=int(outcome == "failed"))

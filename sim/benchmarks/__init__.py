@@ -1,1 +1,1 @@
-"""Benchmark suites whose simulators run in an environment of their own."""
+"""Benchmark suites whose simulators run in their own Python environments."""

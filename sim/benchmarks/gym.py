@@ -1,5 +1,5 @@
-"""A gymnasium environment as a suite of one task; `sim.simulators.gym` runs it, in the environment
-that `make gym` creates or in any that has what it needs (CHILIAD_GYM_PYTHON)."""
+"""A gymnasium environment as a suite of one task; `sim.simulators.gym` runs it, in the Python
+environment that `make gym` creates or in any other that has its packages (CHILIAD_GYM_PYTHON)."""
 
 import re
 from collections.abc import Mapping
@@ -24,14 +24,14 @@ def suite(
     arguments: Mapping[str, Any] | None = None,
     patience: float = 60.0,
 ) -> Suite:
-    """One task, which has the environment's id for a name.
+    """A suite of one task, named by the environment's id.
 
     Args:
-      environment: "CartPole-v1", or "module:ID" if a module is to be imported first.
+      environment: "CartPole-v1", or "module:ID" if a module must be imported first.
       prompts: wordings of the task; by default the id's words.
-      max_steps: of an episode; by default as registered, else 1000.
-      arguments: of the environment's constructor, as JSON.
-      patience: seconds after which it counts as hung.
+      max_steps: longest episode; by default as registered, else 1000.
+      arguments: arguments of the environment's constructor, as JSON.
+      patience: seconds after which the environment counts as hung.
 
     Raises:
       FileNotFoundError: gymnasium is not installed.

@@ -1,8 +1,8 @@
-"""LIBERO and LIBERO-PRO as suites; `sim.simulators.libero` simulates them, in the environment that
-`make libero` creates.
+"""LIBERO and LIBERO-PRO as suites; `sim.simulators.libero` simulates them, in the Python
+environment that `make libero` creates.
 
-Published figures are shares of success over every task's 50 initial states: seeds 0 … 49. Seeds
-from 1000 on are other starts; demonstrations are recorded from them alone.
+Published figures are success rates over every task's 50 initial states: seeds 0 … 49. Seeds from
+1000 on are other starts; demonstrations are recorded only from these.
 """
 
 import json
@@ -17,9 +17,10 @@ from sim.suite import Suite
 
 INSTALL = "make libero"
 DRAWN = 256
-"""Edge of the pictures in LIBERO's datasets; openpi's and LeRobot's evaluations draw so too."""
+"""Edge of the pictures in LIBERO's datasets, pixels; openpi's and LeRobot's evaluations draw them
+in this size too."""
 FRESH = 1000
-"""First of the seeds that draw a start afresh, for demonstrations and learning."""
+"""First of the seeds that draw a new start, for demonstrations and learning."""
 SIMULATOR = Path(__file__).parents[1] / "simulators" / "libero.py"
 
 VARIANTS = {
@@ -28,12 +29,12 @@ VARIANTS = {
     "swap": ("swap", "LIBERO-PRO's other places of the objects"),
     "task": ("task", "LIBERO-PRO's other tasks for the scenes"),
 }
-"""Variants by name: how the names of LIBERO-PRO's suites end, and words for what they change. They
-have initial states of their own, with the tasks' names and numbers."""
+"""Variants by name: the suffix of LIBERO-PRO's suite names, and words for what the variant changes.
+Variants have their own initial states, with the same task names and numbers."""
 
 _VARIED = ("libero_spatial", "libero_object", "libero_goal", "libero_10")
 _PATIENCE = 300.0
-"""Seconds for one request: loading a scene takes several, and more on a busy machine."""
+"""Seconds allowed for one request: loading a scene takes several, and more on a busy machine."""
 
 
 def suite(name: str, draw_every: int = 1, antialias: bool = True) -> Suite:
@@ -41,10 +42,10 @@ def suite(name: str, draw_every: int = 1, antialias: bool = True) -> Suite:
     LIBERO-PRO, such as `libero_goal_lan`.
 
     Args:
-      draw_every: steps from one drawn picture to the next, for recordings: frames in between have
-        the last one again. Policies are judged with 1.
-      antialias: whether edges are drawn smoothly, as policies are judged; without, drawing takes
-        half the time.
+      draw_every: steps from one drawn picture to the next, for recordings; frames in between repeat
+        the last picture. Policies are judged with 1.
+      antialias: whether edges are smooth, as when policies are judged; without, drawing takes half
+        the time.
 
     Raises:
       ValueError: there is no such suite, or parts of it are not in the package.

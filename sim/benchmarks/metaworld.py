@@ -1,8 +1,8 @@
-"""Meta-World as a suite: `sim.simulators.metaworld` simulates it, in the environment that
+"""Meta-World as a suite: `sim.simulators.metaworld` simulates it, in the Python environment that
 `make metaworld` creates.
 
-Starts are drawn from seeds, where the benchmark keeps 50 a task: demonstrations take those of
-`sim.protocol.TRAIN_SEEDS`, evaluation the first 50 of EVAL_SEEDS.
+Starts are drawn from seeds, while the benchmark has 50 fixed starts per task. Demonstrations use
+the seeds in `sim.protocol.TRAIN_SEEDS`, evaluation the first 50 of EVAL_SEEDS.
 """
 
 from functools import partial
@@ -20,15 +20,15 @@ MT10 = (
     *("reach-v3", "push-v3", "pick-place-v3", "door-open-v3", "drawer-open-v3", "drawer-close-v3"),
     *("button-press-topdown-v3", "peg-insert-side-v3", "window-open-v3", "window-close-v3"),
 )
-"""Tasks of the benchmark of that name."""
+"""Tasks of the benchmark MT10."""
 CORNER, SIDES = ("corner", "wrist"), ("close", "left")
 FAMILIES = {
     "metaworld": (tuple(PROMPTS), CORNER),
     "metaworld_mt10": (MT10, SIDES),
     "metaworld_mt50": (tuple(PROMPTS), SIDES),
 }
-"""Tasks and cameras: the package's in the corner, as LeRobot has it, and on the wrist; or two of
-ours, closer, from two sides."""
+"""Tasks and cameras: the package's corner camera, as in LeRobot, and wrist camera; or two closer
+cameras of ours, on two sides."""
 
 
 def suite(
@@ -37,15 +37,15 @@ def suite(
     draw_every: int = 1,
     antialias: bool = True,
 ) -> Suite:
-    """All 50 tasks or ten of them, 50 starts each, for a policy with two cameras.
+    """All 50 tasks or ten of them, with 50 starts each, for a policy with two cameras.
 
     Args:
-      name: of `FAMILIES`.
-      paraphrased: prompts are wordings that no recording has.
-      draw_every: steps from one drawn picture to the next, for recordings: frames in between have
-        the last one again. Policies are judged with 1.
-      antialias: whether edges are drawn smoothly, as policies are judged; without, drawing takes
-        less time.
+      name: a key of `FAMILIES`.
+      paraphrased: whether prompts are wordings that no recording has.
+      draw_every: steps from one drawn picture to the next, for recordings; frames in between repeat
+        the last picture. Policies are judged with 1.
+      antialias: whether edges are smooth, as when policies are judged; without, drawing takes less
+        time.
 
     Raises:
       FileNotFoundError: Meta-World is not installed.
@@ -84,7 +84,8 @@ def open_slots(
     draw_every: int = 1,
     antialias: bool = True,
 ) -> Slots:
-    """Slots for some tasks; arguments beyond a suite's as in `sim.simulators.metaworld`.
+    """Slots for some tasks; for arguments that `suite` does not have, see
+    `sim.simulators.metaworld`.
 
     Raises:
       ValueError: no such task or camera, or the simulator does not start.

@@ -1,9 +1,8 @@
-"""A 7-joint arm over a red, a green and a blue block, simulated by MJX and seen by two ray-cast
+"""A 7-joint arm over a red, a green and a blue block, simulated by MJX and rendered by two ray-cast
 cameras: one in front of it and one on its wrist.
 
 The robot is `sim.environments.arm_model`, its controls are
-`sim.environments.arm_physics.commanded`, and what it can be told is in
-`sim.environments.arm_tasks`.
+`sim.environments.arm_physics.commanded`, and its tasks are in `sim.environments.arm_tasks`.
 """
 
 import math
@@ -30,9 +29,9 @@ WRIST = Camera(
     on=SHAPES.index(HAND),
     up=(1.0, 0.0, 0.0),
 )
-"""Camera on the hand, in front of it, looking at what is between the fingers."""
+"""Camera on the hand, in front of it, looking at the space between the fingers."""
 AUDIENCE = Camera(position=(1.25, -0.95, 0.85), target=(0.28, 0.0, 0.27), fovy=40.0)
-"""Sees all of the arm."""
+"""Camera that sees the whole arm."""
 
 _LIGHT, _DARK, _PAD, _TABLE = (
     (0.86, 0.87, 0.89),
@@ -46,7 +45,7 @@ _SPREAD = (0.35, 0.15, 0.15, 0.15, 0.2, 0.15, 0.4)
 
 
 class ArmState(NamedTuple):
-    """N running episodes, the bodies as MJX left them."""
+    """N running episodes, with the state of the bodies in MJX."""
 
     seed: UInt32[Array, " n"]
     episode: Int[Array, " n"]
@@ -64,9 +63,9 @@ class Arm(GroupedEnv):
     Args:
       control: "pose" (absolute) or "delta" of the tip, or "joint" targets.
       image_size: pixels along the edge of an observed picture.
-      yaw: blocks start turned by up to so much to either side, radians; π/4 is any orientation.
-      group_size: how many environments one compiled step advances on CPUs.
-      shadows: whether observed pictures have them, which takes 1.5 times as long.
+      yaw: largest initial rotation of a block to either side, radians; π/4 allows any orientation.
+      group_size: number of environments that one compiled step advances on CPUs.
+      shadows: whether observed pictures have shadows, which takes 1.5 times as long.
 
     Raises:
       ValueError: there is no such task or control.
@@ -117,7 +116,7 @@ class Arm(GroupedEnv):
         return in_groups(self._act, self.group_size, state)
 
     def render(self, scene: Float[Array, "*b 16 7"], size: int) -> UInt8[np.ndarray, "*b h w 3"]:
-        """Pictures for people, of all of the arm, of scenes with any leading axes."""
+        """Pictures for people that show the whole arm, of scenes with any leading axes."""
         scene = jnp.asarray(scene)
         flat = scene.reshape(-1, *scene.shape[-2:])
         images = _pictures(flat, (AUDIENCE,), size, samples=3, shadows=True)

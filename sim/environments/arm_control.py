@@ -1,9 +1,9 @@
 """Kinematics of the arm's tip: forward along the DH chain, and differential inverse kinematics by
-damped least squares (Nakamura and Hanafusa 1986), whose free seventh direction is used to return to
-the home posture.
+damped least squares (Nakamura and Hanafusa 1986), where the redundant seventh direction is used to
+return to the home posture.
 
 Everything is a pure function of one arm, to be mapped over many by `jax.vmap` inside a compiled
-step. A pose is a place in metres and a unit quaternion (w, x, y, z), in the frame of the base.
+step. A pose is a position in metres and a unit quaternion (w, x, y, z), in the frame of the base.
 """
 
 import jax
@@ -18,9 +18,9 @@ TIP_SPEED, TURN_SPEED = 0.5, 2.5
 _ITERATIONS = 3
 _DAMPING = 1e-4
 _POSTURE = 0.05
-"""Part of the way home that an iteration goes where the tip does not feel it."""
+"""Fraction of the way home that an iteration moves in directions that do not affect the tip."""
 _DOWN = jnp.array((0.0, 1.0, 0.0, 0.0))
-"""Turn of the hand that points straight down, its x axis away from the base."""
+"""Rotation of the hand that points straight down, with its x axis away from the base."""
 
 Joints = Float[Array, "7"]
 Pose = Float[Array, "7"]
@@ -41,7 +41,8 @@ def links(joints: Joints) -> Float[Array, "7 7"]:
 
 
 def tip(joints: Joints) -> Pose:
-    """Pose of the middle between the finger pads, z along the fingers, y along their way."""
+    """Pose of the middle between the finger pads, with z along the fingers and y along their
+    motion."""
     return _tip(links(joints)[-1])
 
 
@@ -54,8 +55,8 @@ def jacobian(joints: Joints) -> Float[Array, "6 7"]:
 
 
 def solve(joints: Joints, goal: Pose, iterations: int = _ITERATIONS) -> Joints:
-    """Joints within their limits that bring the tip nearer to the goal, from these joints on. A
-    joint that meets its limit stays there and the others make up for it."""
+    """Joints within their limits that bring the tip nearer to the goal, starting from `joints`. A
+    joint that reaches its limit stays there, and the others compensate."""
 
     def nearer(_: int, held: tuple[Joints, Joints]) -> tuple[Joints, Joints]:
         q, free = held
@@ -71,8 +72,8 @@ def solve(joints: Joints, goal: Pose, iterations: int = _ITERATIONS) -> Joints:
 
 
 def toward(joints: Joints, goal: Pose) -> Joints:
-    """The next joint targets on the straight way of the tip to its goal, one control step on, with
-    every joint within its limits and its speed, and the tip within `TIP_SPEED`, `TURN_SPEED`."""
+    """The joint targets one control step later, with the tip on a straight path to its goal, every
+    joint within its limits and its speed, and the tip within `TIP_SPEED` and `TURN_SPEED`."""
     here = tip(joints)
     change = solve(joints, moved_by(here, delta_between(here, goal))) - joints
     excess = jnp.max(jnp.abs(change) / (SPEEDS * STEP))
@@ -80,18 +81,19 @@ def toward(joints: Joints, goal: Pose) -> Joints:
 
 
 def joints_toward(joints: Joints, goal: Joints) -> Joints:
-    """The next joint targets on the way to others, each joint within its limits and its speed."""
+    """The joint targets one control step later on the way to `goal`, each joint within its limits
+    and its speed."""
     return joints + jnp.clip(_within(goal) - joints, -SPEEDS * STEP, SPEEDS * STEP)
 
 
 def pose_of(action: Float[Array, "6"]) -> Pose:
-    """The pose meant by a place and a rotation vector (radians, base frame) that starts from
-    pointing straight down: (0, 0, yaw) keeps pointing down."""
+    """The pose given by a position and a rotation vector (radians, base frame) relative to pointing
+    straight down: (0, 0, yaw) keeps pointing down."""
     return jnp.concatenate((action[:3], multiply(turned(action[3:]), _DOWN)))
 
 
 def action_of(pose: Pose) -> Float[Array, "6"]:
-    """Inverse of `pose_of`, turned by at most π."""
+    """Inverse of `pose_of`, with a rotation of at most π."""
     return jnp.concatenate((pose[:3], turn_between(_DOWN, pose[3:])))
 
 
@@ -101,8 +103,8 @@ def moved_by(pose: Pose, delta: Float[Array, "6"]) -> Pose:
 
 
 def delta_between(here: Pose, goal: Pose) -> Float[Array, "6"]:
-    """Argument of `moved_by` that leads from one pose towards another, within the tip's limits of a
-    control step."""
+    """Argument of `moved_by` that leads from one pose towards another, within the tip's limits for
+    one control step."""
     turn = turn_between(here[3:], goal[3:])
     return jnp.concatenate(
         (_at_most(goal[:3] - here[:3], TIP_SPEED * STEP), _at_most(turn, TURN_SPEED * STEP))
@@ -116,7 +118,7 @@ def turned(vector: Float[Array, "3"]) -> Float[Array, "4"]:
 
 
 def turn_between(one: Float[Array, "4"], other: Float[Array, "4"]) -> Float[Array, "3"]:
-    """The shortest rotation vector that leads from one turn to the other, radians."""
+    """The shortest rotation vector that leads from one rotation to the other, radians."""
     turn = multiply(other, one * jnp.array((1.0, -1.0, -1.0, -1.0)))
     vector = turn[1:] * jnp.where(turn[0] < 0, -1.0, 1.0)
     sine = jnp.sqrt(jnp.maximum(jnp.sum(vector**2), 1e-20))
@@ -124,7 +126,7 @@ def turn_between(one: Float[Array, "4"], other: Float[Array, "4"]) -> Float[Arra
 
 
 def multiply(one: Float[Array, "*n 4"], other: Float[Array, "*n 4"]) -> Float[Array, "*n 4"]:
-    """One turn after the other one: their quaternions' product."""
+    """Composition of two rotations: the product of their quaternions."""
     a, b, c, d = jnp.moveaxis(one, -1, 0)
     w, x, y, z = jnp.moveaxis(other, -1, 0)
     return jnp.stack(
@@ -139,7 +141,7 @@ def multiply(one: Float[Array, "*n 4"], other: Float[Array, "*n 4"]) -> Float[Ar
 
 
 def rotate(turn: Float[Array, "*#n 4"], vector: Float[Array, "*#n 3"]) -> Float[Array, "*n 3"]:
-    """A vector turned by a unit quaternion."""
+    """A vector rotated by a unit quaternion."""
     axis = turn[..., 1:]
     twice = 2 * jnp.cross(axis, vector)
     return vector + turn[..., :1] * twice + jnp.cross(axis, twice)

@@ -2,9 +2,9 @@
 
 The kinematics, limits and gripper are those of the Franka Emika Panda as its manual gives them
 (frankaemika.github.io/docs/control_parameters.html, modified Denavit-Hartenberg parameters); link
-masses are those that Gaz et al. identified (RA-L 2019), and inertias those of the geoms with these
-masses. A real Panda's control box cancels gravity on the arm and closes a position loop on every
-joint: here `gravcomp` and position actuators do, with the manual's torque limits.
+masses are those identified by Gaz et al. (RA-L 2019), and inertias those of the geoms with these
+masses. A real Panda's control box compensates gravity on the arm and closes a position loop on
+every joint; here, `gravcomp` and position actuators do so, with the manual's torque limits.
 """
 
 import math
@@ -32,14 +32,15 @@ DH = (
     (0.088, math.pi / 2, 0.0),
 )
 """a (metres), α (radians) and d (metres) of each joint, in Craig's convention: a link's frame is
-the one before it, turned by α and moved by a along x, then turned by the joint and moved by d along
-z."""
+the previous one rotated by α and translated by a along x, then rotated by the joint and translated
+by d along z."""
 FLANGE = 0.107
 """Distance from the last joint's frame to the hand, along z."""
 HAND_YAW = -math.pi / 4
 """Rotation of the hand on the flange about z, radians."""
 TIP = 0.1034
-"""Distance from the flange to the middle between the finger pads: the tip, which is controlled."""
+"""Distance from the flange to the middle between the finger pads: the tip, which the controls refer
+to."""
 
 LIMITS = np.array(
     (
@@ -69,15 +70,16 @@ FINGER_SPEED = 0.05
 FINGER = (0.010, 0.007, 0.027)
 """Half edges of a finger, metres; the fingers close along y of the hand."""
 FINGER_HEIGHT = 0.0584
-"""Distance from the flange to the fingers' upper ends."""
+"""Distance from the flange to the upper ends of the fingers."""
 
 _MASSES = (4.971, 0.647, 3.229, 3.588, 1.226, 1.667, 0.736)
 _HAND_MASS, _FINGER_MASS, _BLOCK_MASS = 0.73, 0.1, 0.05
 _STIFFNESS = (1500, 1500, 1200, 1200, 400, 400, 400)
 _DAMPING = (90, 90, 72, 72, 24, 24, 24)
 _ARMATURE = (0.6, 0.6, 0.5, 0.5, 0.2, 0.2, 0.2)
-"""Inertias like a geared motor's rotor seen through its gears; they also keep the damping, which is
-integrated explicitly, stable: damping · TIMESTEP < 2 · armature whatever the arm's posture."""
+"""Inertias like those of a geared motor's rotor seen through its gears. They also keep the
+explicitly integrated damping stable: damping · TIMESTEP < 2 · armature in every posture of the
+arm."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def _capsule(
 ) -> Shape:
     span = np.subtract(end, start)
     length = float(np.linalg.norm(span))
-    # The quaternion that turns z to the span: halfway to it.
+    # The quaternion that rotates z to the span: halfway to it.
     quaternion = np.array((length + span[2], -span[1], span[0], 0.0))
     quaternion /= np.linalg.norm(quaternion)
     middle = np.add(start, end) / 2
@@ -131,9 +133,9 @@ SHAPES = (
 
 @cache
 def model() -> mujoco.MjModel:
-    """The scene, compiled by MuJoCo; `qpos` is the seven joints, both fingers, and place and
-    quaternion of each block, `ctrl` the joints' and the fingers' targets, and the site "tip" the
-    middle between the pads, z along the fingers, y along their way."""
+    """The scene, compiled by MuJoCo. `qpos` is the seven joints, both fingers, and the position and
+    quaternion of each block; `ctrl` is the joints' and the fingers' targets. The site "tip" is the
+    middle between the pads, with z along the fingers and y along their motion."""
     return mujoco.MjModel.from_xml_string(_xml())
 
 

@@ -1,8 +1,8 @@
-"""Dynamics of the arm and the blocks: MJX under position servos whose targets come from joint or
-end-effector commands, and the resulting poses, for a camera.
+"""Dynamics of the arm and the blocks: MJX under position servos, with targets from joint or
+end-effector commands, and the resulting poses for a camera.
 
-The model and its compiled program are shared by every arm of a process. Between two control steps
-the servos' targets move evenly, as a robot's own controller interpolates them.
+All arms of a process share the model and its compiled program. Between two control steps the
+servos' targets move evenly, as interpolated by a robot's own controller.
 """
 
 import math
@@ -48,7 +48,7 @@ class ArmPhysics(NamedTuple):
     """State that MJX carries from step to step, and the targets that the servos hold.
 
     `position` is the seven joints (radians), both fingers (metres from the middle), and each
-    block's place and quaternion.
+    block's position and quaternion.
     """
 
     position: Float[Array, "*n 30"]
@@ -79,8 +79,8 @@ def action_range(control: Control) -> tuple[tuple[float, float], ...]:
 
 
 def at_rest(joints: Float[Array, "7"], blocks: Float[Array, "3 3"]) -> ArmPhysics:
-    """The open gripper on an arm with these joints and a block at each (x, y, yaw in radians),
-    nothing moving."""
+    """An arm at rest with these joints and an open gripper, and a block at each (x, y, yaw in
+    radians)."""
     yaw = blocks[:, 2] / 2
     zero = jnp.zeros_like(yaw)
     place = jnp.stack((*blocks[:, :2].T, zero + BLOCK, jnp.cos(yaw), zero, zero, jnp.sin(yaw)), 1)
@@ -90,19 +90,19 @@ def at_rest(joints: Float[Array, "7"], blocks: Float[Array, "3 3"]) -> ArmPhysic
 
 
 def blocks_of(position: Float[Array, "*n 30"]) -> Float[Array, "*n 3 7"]:
-    """Place and quaternion of each block."""
+    """Position and quaternion of each block."""
     return position[..., 9:].reshape(*position.shape[:-1], 3, 7)
 
 
 def commanded(
     setpoint: Float[Array, "8"], action: Float[Array, " a"], control: Control
 ) -> Float[Array, "8"]:
-    """The next servo targets, one control step on, within all limits and speeds.
+    """The servo targets one control step later, within all limits and speeds.
 
     "joint": the action is seven joints (radians) and the gripper (0 open to 1 closed). "pose": the
-    tip's place (metres), its rotation vector from pointing straight down (radians), both in the
-    frame of the base, and the gripper. "delta": by how much the tip's target is to move (metres)
-    and to turn (rotation vector, radians, about the base's axes) in this step, and the gripper.
+    tip's position (metres) and its rotation vector from pointing straight down (radians), both in
+    the frame of the base, and the gripper. "delta": the translation (metres) and rotation (rotation
+    vector, radians, about the base's axes) of the tip's target in this step, and the gripper.
     """
     joints, gripper = setpoint[:7], setpoint[7]
     command = action[:-1]
@@ -121,8 +121,8 @@ def commanded(
 
 
 def moved(physics: ArmPhysics, setpoint: Float[Array, "8"]) -> ArmPhysics:
-    """State of one arm and its blocks a control step later, when the servos' targets have moved to
-    `setpoint`; a pure function to trace under `jax.vmap`."""
+    """State of one arm and its blocks one control step later, after the servos' targets have moved
+    to `setpoint`; a pure function to trace under `jax.vmap`."""
     static, blank = _mjx()
     before, change = _targets(physics.setpoint), _targets(setpoint) - _targets(physics.setpoint)
 

@@ -1,8 +1,8 @@
-"""The arm's tasks, reach or lift a block of one colour, and scripted experts that do them.
+"""The arm's tasks, to reach or lift a block of one colour, and scripted experts for them.
 
-An expert is a pure function of the present state with no memory, so it recovers from whatever noise
-or another policy did before. It thinks of the tip: goals that stay put until the next phase, which
-the other controls are told in their own terms.
+An expert is a pure function of the present state with no memory, so it recovers from the effects of
+noise or of another policy. It plans goals for the tip that stay constant until the next phase;
+other controls get these goals translated.
 """
 
 from collections.abc import Callable
@@ -17,16 +17,16 @@ from sim.environments.arm_physics import ArmPhysics, Control, blocks_of, command
 from sim.environments.tasks import HOVER
 
 LIFTED = 0.08
-"""Height of a block's centre that counts as lifted, metres."""
+"""Height of a block's centre at which it counts as lifted, metres."""
 
 _TRAVEL, _CARRY, _GRASP = 0.11, 0.20, 0.02
-"""Heights of the tip, metres: passing over blocks, holding one up, gripping one on the table."""
+"""Heights of the tip, metres: to pass over blocks, to hold one up, to grip one on the table."""
 
 
 @dataclass(frozen=True)
 class ArmTask:
-    """A goal is achieved where `achieved(physics)` [goals] says so; `expert(physics, goal)` is the
-    tip's place and rotation vector and the gripper, as control "pose" takes them."""
+    """`achieved(physics)` [goals] is true for achieved goals; `expert(physics, goal)` gives the
+    tip's position and rotation vector and the gripper, as control "pose" takes them."""
 
     goals: tuple[str, ...]
     prompts: tuple[tuple[str, ...], ...]
@@ -38,8 +38,8 @@ class ArmTask:
 
 
 def in_columns(draws: Float[Array, "7"]) -> Float[Array, "3 2"]:
-    """Places (x, y) of the blocks, from draws in [0, 1): side by side, so that the fingers, which
-    close along y where the gripper is not turned, find room."""
+    """Positions (x, y) of the blocks, from draws in [0, 1): side by side, so that the fingers,
+    which close along y if the gripper is not turned, have room."""
     orders = jnp.array(list(permutations((-0.14, 0.0, 0.14))))
     y = orders[jnp.int32(draws[0] * len(orders))] + 0.04 * (draws[1:4] - 0.5)
     return jnp.stack((0.38 + 0.2 * draws[4:], y), 1)
@@ -48,7 +48,7 @@ def in_columns(draws: Float[Array, "7"]) -> Float[Array, "3 2"]:
 def translated(
     setpoint: Float[Array, "8"], action: Float[Array, "7"], control: Control
 ) -> Float[Array, " a"]:
-    """The action in another control for the motion that "pose" would make in this step."""
+    """The action in `control` for the motion that `action` would make in this step under "pose"."""
     if control == "pose":
         return action
     if control == "joint":
@@ -92,8 +92,8 @@ def _lift(physics: ArmPhysics, goal: Int[Array, ""]) -> Float[Array, "7"]:
 def _aligned(
     tip: Float[Array, "7"], block: Float[Array, "7"]
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """The nearest yaw at which the fingers meet the block's faces squarely while they point
-    straight down, and how far the tip is turned from that, radians."""
+    """The nearest yaw at which the fingers meet the block's faces squarely while pointing straight
+    down, and how far the tip is turned from that, radians."""
     now = arm_control.action_of(tip)[5]
     apart = 2 * jnp.arctan2(block[6], block[3]) - now
     quarter = jnp.pi / 2
@@ -117,4 +117,4 @@ def _task(name: str, max_steps: int, achieved, expert) -> ArmTask:  # type: igno
 
 
 TASKS = {"reach": _task("reach", 40, _reached, _reach), "lift": _task("lift", 80, _lifted, _lift)}
-"""Goals are worded as the tabletop's."""
+"""The arm's tasks; goals have the same wordings as the tabletop's."""

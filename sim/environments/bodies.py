@@ -1,9 +1,10 @@
 """Bodies on the tabletop: a gripper on three slides with two fingers, and three blocks or a cabinet
-with three drawers, perhaps among distractors; their MJCF, and their boxes for a camera.
+with three drawers, optionally with distractors; their MJCF, and their boxes for a camera.
 
-Contacts are an explicit list of pairs (what a task is about and the fingers or the table), of which
-only the nearest are solved, and Newton takes one iteration: on CPUs that is ten times faster than
-MuJoCo's defaults. Scenes that need no contact between blocks do without it for the same reason.
+Contacts are an explicit list of pairs (a task's objects with the fingers or the table), of which
+only the nearest are solved, and Newton's method takes one iteration. On CPUs, this is ten times
+faster than MuJoCo's defaults. For the same reason, scenes omit contacts between blocks unless they
+need them.
 """
 
 from dataclasses import dataclass
@@ -31,16 +32,17 @@ _PALM_HEIGHT = 2 * _FINGER[2] + _PALM[2]
 _CABINET, _CABINET_AT = (0.19, 0.06, 0.035), (0.0, 0.215, 0.035)
 _DRAWER, _HANDLE = (0.05, 0.06, 0.025), (0.012, 0.02, 0.012)
 _DRAWER_Y, _HANDLE_Y, _DRAWER_Z = 0.21, 0.13, 0.03
-"""Middles of the closed ones."""
+"""Middles of the closed drawers."""
 _INSIDE, _INSIDE_Z = (0.045, 0.055, 0.001), 0.055
 
 
 @dataclass(frozen=True)
 class Bodies:
-    """Selection of the bodies besides the gripper.
+    """Selection of the bodies in addition to the gripper.
 
-    A position is the tip (x, y, z), both fingers, how far out the drawers are from left to right
-    or place and quaternion of each block, then those of each distractor: `nq` numbers.
+    A position is `nq` numbers: the tip (x, y, z), both fingers, the openings of the drawers from
+    left to right or the position and quaternion of each block, then position and quaternion of each
+    distractor.
     """
 
     drawers: bool = False
@@ -48,7 +50,7 @@ class Bodies:
     stacking: bool = False
     """Blocks touch each other."""
     distractors: int = 0
-    """Smaller blocks of other colours, which no prompt names."""
+    """Number of smaller blocks of other colours, which no prompt names."""
 
     @property
     def nq(self) -> int:
@@ -75,8 +77,8 @@ class Bodies:
         yaw: Float[Array, "3"],
         distractors: Float[Array, "d 3"],
     ) -> Float[Array, "nq"]:
-        """The open gripper at `tip`, blocks at (x, y) turned by `yaw`, or drawers at (x, how far
-        out), and distractors at (x, y, yaw); metres and radians."""
+        """Position with the open gripper at `tip`, blocks at (x, y) rotated by `yaw` or drawers at
+        (x, opening), and distractors at (x, y, yaw); metres and radians."""
         if self.drawers:
             things = jnp.zeros(3).at[_slots(start)].set(start[:, 1])
         else:
@@ -86,9 +88,9 @@ class Bodies:
     def poses(
         self, position: Float[Array, "*n nq"], start: Float[Array, "*n 3 2"]
     ) -> Float[Array, "*n b 7"]:
-        """Centre and quaternion of palm, left finger, right finger, then of the blocks or of the
-        cabinet, the drawers, their handles and their dark insides, by colour, and of the
-        distractors."""
+        """Centre and quaternion of the palm, left finger and right finger, then of the blocks, or
+        of the cabinet, the drawers, their handles and their dark insides, by colour, and then of
+        the distractors."""
         left, right = position[..., 3], position[..., 4]
         across = jnp.stack((0 * left, -left - _FINGER[0], right + _FINGER[0]), -1)
         up = jnp.array((_PALM_HEIGHT, _FINGER[2], _FINGER[2]))
@@ -149,12 +151,12 @@ class Bodies:
 
 
 def blocks(position: Float[Array, "*n nq"]) -> Float[Array, "*n 3 7"]:
-    """Place and quaternion of each block."""
+    """Position and quaternion of each block."""
     return position[..., 5:26].reshape(*position.shape[:-1], 3, 7)
 
 
 def drawers(position: Float[Array, "*n nq"], start: Float[Array, "*n 3 2"]) -> Float[Array, "*n 3"]:
-    """Opening of the drawer of each colour, metres; the start says which drawer that is."""
+    """Opening of the drawer of each colour, metres; `start` determines which drawer that is."""
     return jnp.take_along_axis(position[..., 5:8], _slots(start), -1)
 
 

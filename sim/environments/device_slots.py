@@ -1,9 +1,9 @@
 """`Slots` over an `Environment` on a device: slots are rows of one batch, and a poll advances all
-that were told something in one compiled call.
+commanded slots in one compiled call.
 
-Slots that were told nothing are computed too, as the batch has one shape, and keep their state. An
-episode that ends in the middle of a chunk answers with what was seen at its end, although the
-environment goes on to a fresh one.
+Slots without a command are computed too, as the batch has one shape, but keep their state. An
+episode that ends in the middle of a chunk answers with the observation at its end, although the
+environment continues with a new episode.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,14 +17,14 @@ from jaxtyping import Array, Float
 from sim.protocol import Environment, Observation, Outcome, Spec, Start, State, Transition
 
 Expert = Callable[[Any, State], Float[Array, "n a"]]
-"""(environment, state) -> one action each; it may look at the physics."""
+"""(environment, state) -> one action for each environment; it may read the physics."""
 
 FILM_SIZE = 160
-"""Edge of the pictures of a film, pixels."""
+"""Edge of a film's pictures, pixels."""
 
 
 class _Chunk(NamedTuple):
-    """Command to a slot: `actions`, or as many of the expert's."""
+    """Command to a slot: execute `actions`, or as many of the expert's actions."""
 
     steps: int
     actions: Float[np.ndarray, "t a"] | None = None
@@ -50,13 +50,13 @@ def spec_of(env: Environment, picture: tuple[int, int], expert: bool = False) ->
 
 
 class DeviceSlots:
-    """`sim.protocol.Slots`; a poll does all the work and never times out.
+    """`sim.protocol.Slots` on a device; a poll does all the work and never times out.
 
     Args:
       env: where to act; its task has the environment's name.
-      count: episodes at a time. An environment may advance only whole groups of its own
+      count: number of episodes at a time. An environment may advance only whole groups of its own
         `group_size`.
-      expert: what demonstrates.
+      expert: the expert that demonstrates.
     """
 
     lockstep = True
@@ -77,7 +77,7 @@ class DeviceSlots:
         self._goal = np.zeros(count, np.int64)
 
     def begin(self, slot: int, start: Start) -> None:
-        """Starts an episode; one that runs in the slot is given up.
+        """Starts an episode; an episode already in the slot is abandoned.
 
         Raises:
           ValueError: there is no such slot or task.
@@ -125,10 +125,10 @@ class DeviceSlots:
         return outcomes + (self._demonstrate(shown) if shown else [])
 
     def wake(self) -> None:
-        """Does nothing: no poll waits."""
+        """Does nothing, as no poll waits."""
 
     def close(self) -> None:
-        """Does nothing: nothing is to end."""
+        """Does nothing, as there is nothing to end."""
 
     def _begin(self, begun: Mapping[int, int]) -> list[Outcome]:
         slots = list(begun)
@@ -173,7 +173,8 @@ class DeviceSlots:
         return self._report(told, happened, np.stack(wanted, 1))
 
     def _disturbance(self, slot: int, t: int) -> Float[np.ndarray, " a"]:
-        """Normal noise of the width of each action's range; a matter of episode and step alone."""
+        """Normal noise with the width of each action's range; it depends only on the episode and
+        the step."""
         rng = np.random.default_rng((int(self._seed[slot]), int(self._acted[slot]) + t))
         low, high = np.asarray(self._env.action_range, np.float32).T
         return rng.normal(size=len(low)) * (high - low)
@@ -185,7 +186,7 @@ class DeviceSlots:
         return jax.tree.map(np.asarray, happened)
 
     def _go_on(self, state: State, slots: list[int]) -> None:
-        """Takes `state`, but for other slots in which an episode runs."""
+        """Takes over `state`, except for other slots in which an episode runs."""
         kept = self._running.copy()
         kept[slots] = False
 
@@ -201,7 +202,7 @@ class DeviceSlots:
         happened: Transition,
         wanted: Float[np.ndarray, "n t a"] | None = None,
     ) -> list[Outcome]:
-        """Each slot's steps until it had acted all, or its episode ended."""
+        """Each slot's steps until all actions are executed or its episode ends."""
         over = happened.terminated | happened.truncated
         length = np.ones(self.count, np.int64)
         for slot, chunk in told.items():

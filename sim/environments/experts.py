@@ -1,7 +1,7 @@
-"""Scripted experts: what to do next, seen from the physics alone.
+"""Scripted experts, which compute the next action from the physics alone.
 
-Each is a pure function of the present state with no memory, so it recovers from whatever noise or
-another policy did before, and its actions are the labels of demonstrations: goals that stay put
+Each is a pure function of the present state with no memory, so it recovers from the effects of
+noise or of another policy. Its actions are the labels of demonstrations: goals that stay constant
 until the next phase, not the controller's small steps.
 """
 
@@ -28,7 +28,7 @@ _HANDLE = 0.02
 
 
 def expert(env: Tabletop, state: TabletopState) -> Float[Array, "n 4"]:
-    """The next action of every environment: where the tip should go (metres) and the gripper."""
+    """The next action of every environment: the target of the tip (metres) and the gripper."""
     return _ACT[env.kind](state)
 
 
@@ -57,14 +57,14 @@ def _stack(state: TabletopState) -> Float[Array, "n 4"]:
     over = held & (apart < 0.008)
     lifted = held & (height > 3.2 * BLOCK)
     carried = over | lifted
-    # Where the block goes, not the tip that holds it off its middle.
+    # Target of the block, not of the tip, which may hold it off its middle.
     target = base[:, :2] + tip[:, :2] - block[:, :2]
     xy = jnp.where(carried[:, None], target, block[:, :2])
     z = jnp.where(here, _GRASP + block[:, 2] - BLOCK, block[:, 2] - BLOCK + _TRAVEL)
     z = jnp.where(held, _CARRY, z)
     z = jnp.where(over, base[:, 2] + BLOCK + _GRASP, z)
     xy, z = jnp.where(placed[:, None], tip[:, :2], xy), jnp.where(placed, _CARRY + 0.04, z)
-    # Fingers that are still closing around the placed block open before they leave it.
+    # Fingers still closing around the placed block open before they leave it.
     z = jnp.where(placed & (state.physics.setpoint[:, 3] > 0.1), tip[:, 2], z)
     return _action(xy[:, 0], xy[:, 1], z, jnp.where(around & ~placed, 1.0, 0.0))
 
@@ -79,7 +79,7 @@ def _push(state: TabletopState) -> Float[Array, "n 4"]:
     pushing = (tip[:, 2] < 0.03) & (ahead > 0.02) & (aside < 0.02)
     x = block[:, 0] + sign * jnp.where(pushing, 0.0, -0.06)
     z = jnp.where(behind | pushing, _GRASP, _TRAVEL)
-    # A block that slipped sideways follows the tip: only half of the way, or it would run away.
+    # A block that slipped sideways follows the tip: go only half the way, or it would run away.
     y = (block[:, 1] + _chosen(state.start, colour)[:, 1]) / 2
     return _action(x, y, z, 1.0)
 
@@ -99,8 +99,8 @@ def _drawer(state: TabletopState) -> Float[Array, "n 4"]:
 
 
 def phases(task: str, goal: str, actions: Float[np.ndarray, "t 4"]) -> tuple[str, ...]:
-    """Steps of a task in words, told by its expert's actions alone: how high the tip is to go, and
-    whether the gripper closes."""
+    """Steps of a task in words, inferred only from its expert's actions: the height of the tip's
+    target, and whether the gripper closes."""
     name = _PHASES[task](*goal.split())
     return tuple(name(float(z), closed > 0.5) for z, closed in actions[:, 2:])
 

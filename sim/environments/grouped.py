@@ -1,9 +1,9 @@
-"""Environments of any number of episodes on compiled programs that advance fixed groups: chunks,
-and restarts of finished episodes.
+"""Environments of any number of episodes on compiled programs that advance groups of a fixed size:
+chunks, and restarts of finished episodes.
 
 One program then serves recording, evaluation and learning, and an episode is the same in any batch.
-Groups run on threads, as a compiled step keeps only one CPU core busy; an accelerator takes all at
-once.
+Groups run on threads, as a compiled step keeps only one CPU core busy; an accelerator runs all
+environments at once.
 """
 
 import os
@@ -21,19 +21,19 @@ from jaxtyping import Array, Bool, Float, Int, UInt8, UInt32
 from sim.protocol import Observation, Scene, State, Transition
 
 Step = Callable[[State, Any], tuple[State, Transition]]
-"""(state, actions [n a]) -> what one control step makes of it."""
+"""(state, actions [n a]) -> the result of one control step."""
 Moved = Any
-"""Physics state carried from step to step, of N environments."""
+"""Physics state of N environments that is carried from step to step."""
 
 _CORES = os.cpu_count() or 1
 _SLOTS = BoundedSemaphore(max(1, min(_CORES, int(os.environ.get("NPROC", _CORES)) // 2)))
-"""Compiled loops that may run at once: each holds a thread of XLA's pool, whose size NPROC sets,
-and waits for another, so that as many loops as threads would wait for ever."""
+"""Limit on compiled loops that run at once. Each loop holds a thread of XLA's pool, whose size
+NPROC sets, and waits for another thread, so as many loops as threads would deadlock."""
 
 
 def in_groups(function: Callable[..., Any], size: int, *trees: Any) -> Any:
-    """Applies a compiled function of `size` environments to any number of them, the leading axis of
-    every leaf; on an accelerator it is given all of them at once."""
+    """Applies a compiled function of `size` environments to any number of them, along the leading
+    axis of every leaf; on an accelerator the function gets all of them at once."""
     n = len(jax.tree.leaves(trees)[0])
     if jax.default_backend() != "cpu":
         return function(*trees)
@@ -66,7 +66,8 @@ def scanned(step: Step, state: State, actions: Float[Array, "n t a"]) -> tuple[S
 
 
 def restarted(over: Bool[Array, " n"], fresh: State, after: State) -> State:
-    """The fresh state of every environment whose episode is over, the others' own; to trace."""
+    """The new state for every environment whose episode is over, `after` for the others; to
+    trace."""
 
     def chosen(new: Array, old: Array) -> Array:
         return jnp.where(over.reshape(-1, *[1] * (old.ndim - 1)), new, old)
@@ -75,15 +76,15 @@ def restarted(over: Bool[Array, " n"], fresh: State, after: State) -> State:
 
 
 class GroupedEnv(ABC):
-    """`sim.protocol.Environment` of what physics, goals and pictures are. A state has `seed`,
-    `episode` (how many this one has finished; the next one's start derives from it), `step`, `goal`
-    and `physics`, each [N].
+    """`sim.protocol.Environment` built from definitions of physics, goals and pictures. A state has
+    `seed`, `episode` (the number of episodes that this environment has finished, from which the
+    next start derives), `step`, `goal` and `physics`, each [N].
 
-    `pure_reset`, `pure_step`, `pure_observe` and `pure_pictures` are functions to trace, inside a
-    larger jitted program too. The protocol's methods check what they are given and run them: on an
-    accelerator as one program for all environments and steps, on CPUs in groups of `group_size` on
-    threads and step by step, where a loop around one compiled step costs nothing and does for
-    chunks of any length.
+    `pure_reset`, `pure_step`, `pure_observe` and `pure_pictures` are functions to trace, also
+    inside a larger jitted program. The protocol's methods check their arguments and run these
+    functions: on an accelerator as one program for all environments and steps; on CPUs step by
+    step, in groups of `group_size` on threads. There, a loop around one compiled step costs nothing
+    and serves chunks of any length.
     """
 
     name: str
@@ -143,7 +144,7 @@ class GroupedEnv(ABC):
         )
 
     def reset(self, seeds: Int[np.ndarray, " n"] | Sequence[int]) -> State:
-        """Fresh episodes; the same seed gives the same episode.
+        """New episodes; the same seed gives the same episode.
 
         Raises:
           ValueError: a seed is negative or has more than 32 bits.
@@ -174,7 +175,7 @@ class GroupedEnv(ABC):
         return jnp.asarray(in_groups(self._see, self.group_size, scene))
 
     def step_chunk(self, state: State, actions: Float[Array, "n t a"]) -> tuple[State, Transition]:
-        """Acts T steps; an episode that ends restarts from a fresh random state.
+        """Acts T steps; an episode that ends restarts from a new random state.
 
         Raises:
           ValueError: the actions have another shape, or one is not finite.
@@ -197,7 +198,7 @@ class GroupedEnv(ABC):
     def _loop(
         self, state: State, actions: Float[np.ndarray, "group t a"]
     ) -> tuple[State, Transition]:
-        """`pure_step`, a compiled step at a time."""
+        """`pure_step`, one compiled step at a time."""
         steps = []
         for action in actions.swapaxes(0, 1):
             state, transition = self._finish(state, self.physics_step(state.physics, action))
@@ -205,7 +206,7 @@ class GroupedEnv(ABC):
         return state, jax.tree.map(lambda *parts: np.stack(parts, 1), *steps)
 
     def _judged(self, before: State, moved: Moved) -> tuple[State, Transition]:
-        """The states to go on from and what happened, once the bodies have moved."""
+        """The states to continue from and the transition, after the bodies have moved."""
         after = before._replace(step=before.step + 1, physics=moved)
         achieved = self.achieved(after)
         terminated = jnp.take_along_axis(achieved, before.goal[:, None], 1)[:, 0]

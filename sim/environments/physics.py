@@ -1,8 +1,8 @@
-"""Dynamics of the tabletop's bodies: MJX under a controller that follows a set point.
+"""Dynamics of the tabletop's bodies: MJX with a controller that follows a set point.
 
-The compiled model of a scene is shared by every task and environment of a process that has it.
-MJX has two implementations of the same physics: XLA's, which runs anywhere, and Warp's kernels for
-NVIDIA GPUs (MuJoCo Warp), which are an optional package.
+All tasks and environments of a process that have the same scene share its compiled model. MJX has
+two implementations of the same physics: XLA's, which runs anywhere, and Warp's kernels for NVIDIA
+GPUs (MuJoCo Warp), which are an optional package.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 
 from sim.environments.bodies import OPEN, SUBSTEPS, Bodies
 
-with redirect_stdout(StringIO()):  # MJX prints that it does without Warp, which is optional
+with redirect_stdout(StringIO()):  # MJX prints that it lacks Warp, which is optional
     from mujoco import mjx
 
 LOW, HIGH = (-0.2, -0.18, 0.006), (0.2, 0.22, 0.25)
@@ -27,7 +27,7 @@ LOW, HIGH = (-0.2, -0.18, 0.006), (0.2, 0.22, 0.25)
 ACTION_RANGE = tuple(zip((*LOW, 0.0), (*HIGH, 1.0), strict=True))
 """Lowest and highest value of each action: the tip's, and the gripper's from open to closed."""
 SPEED = (0.025, 0.025, 0.025, 0.5)
-"""Largest change of the set point in one control step: metres, and part of the closing."""
+"""Largest change of the set point in one control step: metres, and the fraction of the closing."""
 
 Implementation = Literal["jax", "warp"]
 
@@ -45,7 +45,7 @@ class Physics(NamedTuple):
 
 
 def at_rest(bodies: Bodies, position: Float[Array, " nq"]) -> Physics:
-    """Nothing moves and the gripper is told to stay where it is, open."""
+    """State in which nothing moves and the gripper's set point is its present position, open."""
     still = jnp.zeros(bodies.nv)
     return Physics(position, still, still, jnp.append(position[:3], 0.0))
 
@@ -57,10 +57,10 @@ def model(bodies: Bodies) -> mujoco.MjModel:
 
 
 def implementation(wanted: Implementation | Literal["auto"]) -> Implementation:
-    """Chooses MJX's implementation: on an NVIDIA GPU Warp's if it is installed, else XLA's.
+    """Chooses MJX's implementation: Warp's on an NVIDIA GPU if it is installed, else XLA's.
 
     Raises:
-      ValueError: "warp" was asked for and is not installed, or there is no such implementation.
+      ValueError: "warp" is requested but not installed, or there is no such implementation.
     """
     if wanted not in ("auto", "jax", "warp"):
         raise ValueError(f"impl is '{wanted}', expected 'auto', 'jax' or 'warp'.")
@@ -81,8 +81,8 @@ def step(
 ) -> Callable[[Physics, Float[Array, "n 4"]], Physics]:
     """The control step `(Physics [N], actions [N, 4]) -> Physics [N]`, a pure function to trace.
 
-    An action is where the tip should be and how far the gripper should close; the set point moves
-    there at most by `SPEED`.
+    An action is the target of the tip and of the gripper's closing; the set point moves there by at
+    most `SPEED`.
     """
 
     def all_of_them(physics: Physics, action: Float[Array, "n 4"]) -> Physics:
@@ -120,14 +120,14 @@ def _step(
 
 @cache
 def _mjx(bodies: Bodies, impl: Implementation, count: int) -> tuple[mjx.Model, mjx.Data]:
-    """The model, and an environment's data of which `count` are stepped together."""
+    """The model, and the data of one environment, of which `count` are stepped together."""
     with jax.ensure_compile_time_eval():
         static = mjx.put_model(model(bodies), impl=impl)
         if impl == "jax":
             return static, mjx.make_data(static)
         from mujoco.mjx.third_party.mujoco_warp._src.types import OverflowType
 
-        # One iteration is what is wanted, which Warp would print a warning of in every step.
+        # One iteration is intended; Warp would print a warning about it in every step.
         limits = OverflowType.ITERATIONS | OverflowType.LS_ITERATIONS
         warnings = int(static.opt._impl.warn_overflow) & ~int(limits)
         static = static.tree_replace({"opt._impl.warn_overflow": warnings})

@@ -1,8 +1,8 @@
-"""Scenes that the tabletop's cameras see, and bounds of their variation between episodes.
+"""Scenes that the tabletop's cameras see, and the bounds of their variation between episodes.
 
-Everything that is random derives from the episode's seed and number, so a scene holds only those
-and where its bodies are. Domain randomisation as Tobin et al. (2017) have it: colours, light,
-cameras and things that are none of the task's business.
+All randomness derives from the episode's seed and number, so a scene holds only those and the poses
+of its bodies. Domain randomisation follows Tobin et al. (2017): colours, light, cameras and objects
+that are irrelevant to the task.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from sim.rendering.raycast import Camera, Geom, Look, Poses, Views, look_at, pic
 
 FRONT = Camera((0.0, -0.42, 0.62), (0.0, 0.06, 0.02), 32.0)
 WRIST = Camera((0.0, -0.09, 0.02), (0.0, 0.01, -0.06), 60.0, on=0)
-"""Camera on the palm, with which it moves."""
+"""Camera that is mounted on the palm."""
 CAMERAS = {"observation.images.front": FRONT, "observation.images.wrist": WRIST}
 MOST_DISTRACTORS = 3
 
@@ -30,7 +30,7 @@ _CABINET, _HANDLE, _INSIDE = (0.55, 0.42, 0.30), (0.25, 0.25, 0.27), (0.20, 0.16
 _COLOURED = ((0.90, 0.16, 0.12), (0.12, 0.72, 0.20), (0.13, 0.28, 0.95))
 _DISTRACTORS = ((0.85, 0.75, 0.10), (0.55, 0.20, 0.65), (0.10, 0.65, 0.70))
 _STRIPE, _STRIPES, _PITCH = (1.0, 0.025, 0.0005), 8, 0.1
-"""Half edges of a stripe on the table, how many there are, and metres from one to the next."""
+"""Half edges of a stripe on the table, the number of stripes, and metres from one to the next."""
 
 
 @dataclass(frozen=True)
@@ -44,18 +44,18 @@ class Randomisation:
     distractors: int = 0
     """Blocks of other colours on the table, at most three."""
     colours: float = 0.0
-    """Largest change of each channel of every colour (0 to 1); at most 0.3, or one could not tell
-    what a prompt names."""
+    """Largest change of each channel of every colour (0 to 1); at most 0.3, as larger changes would
+    make a prompt's colours ambiguous."""
     camera: float = 0.0
-    """Largest displacement of a camera an axis, metres, and of the wrist's a quarter of that; at
-    most 0.1."""
+    """Largest displacement of a camera per axis, metres; a quarter of that for the wrist's camera;
+    at most 0.1."""
     light: float = 0.0
     """Largest deviation of the light (1 is 45°) and of the shadows' darkness; at most 0.5."""
     shadows: bool = False
-    """Bodies cast shadows."""
+    """True if bodies cast shadows."""
     texture: float = 0.0
-    """Largest change of each channel (0 to 1) of the table's colour, and of that of stripes on it
-    at any angle; at most 0.4. Where it is 0 there are no stripes."""
+    """Largest change of each channel (0 to 1) of the table's colour, and of the colour of stripes
+    on it at any angle; at most 0.4. At 0 there are no stripes."""
 
     def __post_init__(self) -> None:
         ranges = {"distractors": MOST_DISTRACTORS, "colours": 0.3, "camera": 0.1, "light": 0.5}
@@ -73,7 +73,8 @@ VARIED = Randomisation(distractors=2, colours=0.1, camera=0.02, light=0.3, shado
 
 @dataclass(frozen=True)
 class Change:
-    """A change by which to judge policies: words for it, and what it sets of a `Randomisation`."""
+    """A change for judging policies: a description, and the fields of a `Randomisation` that it
+    sets."""
 
     about: str
     sets: Mapping[str, Any]
@@ -98,11 +99,11 @@ CHANGES = {
         "three smaller blocks of colours that no prompt names", {"distractors": MOST_DISTRACTORS}
     ),
 }
-"""Changes of the tabletop that leave goals and the task's own bodies as they are."""
+"""Changes of the tabletop that leave the goals and the task's own bodies unchanged."""
 
 
 class Scene(NamedTuple):
-    """All that pictures show."""
+    """Everything that pictures show."""
 
     poses: Float[Array, "*n b 7"]
     """Order: see `sim.environments.bodies.Bodies`."""
@@ -118,7 +119,7 @@ def draw(
     size: int,
     samples: int,
 ) -> UInt8[Array, "n c size size 3"]:
-    """Pictures of N scenes from the named cameras, samples² rays a pixel; to trace."""
+    """Pictures of N scenes from the named cameras, with samples² rays per pixel; to trace."""
     stripes = _STRIPES if random.texture else 0
     boxes = [*bodies.sizes.tolist(), *[_STRIPE] * stripes]
     geoms = (*(Geom("box", tuple(size)) for size in boxes), Geom("plane", (0, 0)))
@@ -170,15 +171,15 @@ def _look(key: Array, colours: Float[np.ndarray, "g 3"], random: Randomisation) 
 
 
 def _rows(colours: int, random: Randomisation) -> list[int]:
-    """Rows of the draws that change so many colours: the table's, the last, has the same whatever
-    lies on it."""
+    """Rows of the draws that change `colours` colours. The last colour, the table's, has the same
+    row whatever lies on the table."""
     table = colours - 1 - random.distractors + VARIED.distractors
     others = [row for row in range(colours + MOST_DISTRACTORS) if row != table]
     return [*others[: colours - 1], table]
 
 
 def _stripes(key: Array) -> Float[Array, "s 7"]:
-    """Poses of the table's stripes: one beside another, all turned by the same angle."""
+    """Poses of the table's stripes: side by side, all rotated by the same angle."""
     angle = jnp.pi * jax.random.uniform(jax.random.fold_in(key, 6))
     apart = _PITCH * (jnp.arange(_STRIPES) - (_STRIPES - 1) / 2)
     zero = jnp.zeros(_STRIPES)

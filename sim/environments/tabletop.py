@@ -1,8 +1,8 @@
-"""A gripper over a table with a red, a green and a blue block or drawer, simulated by MJX and seen
-by ray-cast cameras.
+"""A gripper over a table with a red, a green and a blue block or drawer, simulated by MJX and
+rendered by ray-cast cameras.
 
-Environments run in groups of a fixed size (`sim.environments.grouped`), so that
-recording, evaluation and learning share one compiled program whatever their batch and chunk.
+Environments run in groups of a fixed size (`sim.environments.grouped`), so that recording,
+evaluation and learning share one compiled program for any batch and chunk size.
 """
 
 import math
@@ -25,7 +25,7 @@ _USUAL = Randomisation()
 
 
 class TabletopState(NamedTuple):
-    """N running episodes, the bodies as MJX left them."""
+    """N running episodes, with the state of the bodies in MJX."""
 
     seed: UInt32[Array, " n"]
     episode: Int[Array, " n"]
@@ -33,28 +33,29 @@ class TabletopState(NamedTuple):
     goal: Int[Array, " n"]
     physics: Physics
     start: Float[Array, "n 3 2"]
-    """Initial places of the blocks, or x of the drawers and how far out they were."""
+    """Initial positions of the blocks, or x and initial opening of the drawers."""
 
 
 class Tabletop(GroupedEnv):
     """`sim.protocol.Environment` for `task` "reach", "lift", "push", "stack" or "drawer".
 
-    Actions are absolute: where the tip should be (x to the right, y away from the camera, z up,
-    metres) and how far the gripper should close (0 open, 1 closed); the controller moves there at
-    most 2.5 cm an axis and half the gripper's way a step.
+    Actions are absolute: the target of the tip (x to the right, y away from the camera, z up,
+    metres) and of the gripper (0 open, 1 closed). The controller moves there by at most 2.5 cm per
+    axis and half the gripper's travel per step.
 
-    Proprioception lacks the tip's x and y: a policy that knew them would copy them and not look.
+    Proprioception lacks the tip's x and y: a policy that knew them would copy them and ignore the
+    images.
 
     Args:
       image_size: pixels along the edge of an observed picture.
-      cameras: whose pictures are observed, keys of `sim.environments.scenery.CAMERAS`.
-      random: what differs from episode to episode besides the task itself.
-      yaw: blocks start turned by up to so much to either side, radians; π/4 is any orientation.
-      group_size: how many environments one compiled step advances on CPUs.
-      impl: which implementation of MJX; "auto" is Warp's on an NVIDIA GPU that has it.
+      cameras: cameras that are observed, keys of `sim.environments.scenery.CAMERAS`.
+      random: variation between episodes besides the task itself.
+      yaw: largest initial rotation of a block to either side, radians; π/4 allows any orientation.
+      group_size: number of environments that one compiled step advances on CPUs.
+      impl: implementation of MJX; "auto" is Warp's on an NVIDIA GPU if it is installed.
 
     Raises:
-      ValueError: there is no such task or camera, or Warp is asked for and is not installed.
+      ValueError: there is no such task or camera, or Warp is requested but not installed.
     """
 
     state_names: tuple[str, ...] = ("z_setpoint", "z_error", "left_finger", "right_finger")

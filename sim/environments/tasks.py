@@ -1,9 +1,9 @@
 """Tasks of the tabletop robot: reach, lift or push a block of one colour, stack it on another, open
 or close a drawer.
 
-A task is what stands on the table and where, which goals it has and how they are worded, and when
-each is achieved. Blocks lie in bands far enough apart that the gripper can work at one without
-touching another, and distractors where no expert's way leads.
+A task defines the objects on the table and their positions, its goals and their wordings, and when
+each goal is achieved. Blocks lie in bands far enough apart that the gripper can work at one without
+touching another, and distractors lie off the paths of all experts.
 """
 
 from collections.abc import Callable
@@ -32,12 +32,12 @@ PAIRS = tuple(permutations(range(3), 2))
 """Pairs of colours: a block, and the block to stack it on."""
 
 Start = Float[Array, "3 2"]
-"""Each colour's start: place of the block, or x of the drawer and how far out it was, metres."""
+"""Each colour's start: position of the block, or x and opening of the drawer, metres."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A goal is achieved where `achieved(physics, start)` [goals] says so."""
+    """A task of the tabletop; `achieved(physics, start)` [goals] is true for achieved goals."""
 
     goals: tuple[str, ...]
     prompts: tuple[tuple[str, ...], ...]
@@ -45,33 +45,33 @@ class Task:
     """Wordings of each goal that no recording has, to judge policies by."""
     max_steps: int
     place: Callable[[Float[Array, "7"]], Start]
-    """Initial places, from draws in [0, 1)."""
+    """Initial positions, from draws in [0, 1)."""
     aside: Callable[[Start, Float[Array, "3 3"]], Float[Array, "3 3"]]
-    """Places (x, y, yaw) of distractors, at most three, from draws in [0, 1)."""
+    """Positions (x, y, yaw) of distractors, at most three, from draws in [0, 1)."""
     achieved: Callable[[Physics, Start], Bool[Array, " g"]]
     bodies: Bodies = field(default_factory=Bodies)
 
 
 def _in_columns(draws: Float[Array, "7"]) -> Float[Array, "3 2"]:
-    """Side by side, so that the fingers, which close along x, find room."""
+    """Positions side by side, so that the fingers, which close along x, have room."""
     x = _shuffled((-0.12, 0.0, 0.12), draws[0]) + 0.04 * (draws[1:4] - 0.5)
     return jnp.stack((x, -0.10 + 0.24 * draws[4:]), 1)
 
 
 def _in_rows(draws: Float[Array, "7"]) -> Float[Array, "3 2"]:
-    """One behind another, so that a block can slide along x."""
+    """Positions one behind another, so that a block can slide along x."""
     y = _shuffled((-0.08, 0.02, 0.12), draws[0]) + 0.03 * (draws[1:4] - 0.5)
     return jnp.stack((-0.07 + 0.14 * draws[4:], y), 1)
 
 
 def _drawn(draws: Float[Array, "7"]) -> Start:
-    """Drawers in any order, each out by about half, so that it can be opened or closed."""
+    """Drawers in any order, each about half open, so that it can be opened or closed."""
     x = _shuffled((-DRAWER_PITCH, 0.0, DRAWER_PITCH), draws[0])
     return jnp.stack((x, 0.03 + 0.04 * draws[1:4]), 1)
 
 
 def _before_or_behind(start: Start, draws: Float[Array, "3 3"]) -> Float[Array, "3 3"]:
-    """Places in the blocks' columns, 7.5 cm from each and more."""
+    """Positions in the blocks' columns, at least 7.5 cm from each block."""
     y, room = start[:, 1], 0.075
     low, high = jnp.where(y > 0.02, -0.12, y + room), jnp.where(y > 0.02, y - room, 0.16)
     return _turned(
@@ -80,13 +80,13 @@ def _before_or_behind(start: Start, draws: Float[Array, "3 3"]) -> Float[Array, 
 
 
 def _at_row_ends(start: Start, draws: Float[Array, "3 3"]) -> Float[Array, "3 3"]:
-    """Places left or right of the blocks' rows, beyond where a block is pushed."""
+    """Positions left or right of the blocks' rows, farther out than a block is pushed."""
     side = jnp.where(draws[:, 0] < 0.5, -1.0, 1.0)
     return _turned(side * (0.18 + 0.01 * draws[:, 1]), start[:, 1], draws)
 
 
 def _in_front(start: Start, draws: Float[Array, "3 3"]) -> Float[Array, "3 3"]:
-    """Places before the drawers, out of their way."""
+    """Positions in front of the drawers, out of their way."""
     return _turned(start[:, 0] + 0.04 * (draws[:, 0] - 0.5), -0.12 + 0.07 * draws[:, 1], draws)
 
 
@@ -114,7 +114,8 @@ def _lifted(physics: Physics, start: Start) -> Bool[Array, "3"]:
 
 
 def _pushed(physics: Physics, start: Start) -> Bool[Array, "6"]:
-    """The block went 5 cm in the direction, less than 3 cm sideways, and no other moved 2 cm."""
+    """The block moved 5 cm in the direction, less than 3 cm sideways, and no other block moved 2
+    cm."""
     moved = blocks(physics.position)[:, :2] - start
     still = jnp.linalg.norm(moved, axis=-1) < 0.02
     alone = still[jnp.array(((1, 2), (0, 2), (0, 1)))].all(1)
@@ -123,7 +124,7 @@ def _pushed(physics: Physics, start: Start) -> Bool[Array, "6"]:
 
 
 def _stacked(physics: Physics, start: Start) -> Bool[Array, "6"]:
-    """The block stands on the other, at rest, and no finger holds it."""
+    """The block stands on the other block, at rest, and no finger holds it."""
     place = blocks(physics.position)[:, :3]
     upper, lower = (jnp.array(side) for side in zip(*PAIRS, strict=True))
     apart = place[upper] - place[lower]
@@ -136,7 +137,7 @@ def _stacked(physics: Physics, start: Start) -> Bool[Array, "6"]:
 
 
 def _slid(physics: Physics, start: Start) -> Bool[Array, "6"]:
-    """The drawer is out by 9 cm of its 10, or by less than one."""
+    """The drawer is open by 9 cm of its 10 cm, or by less than 1 cm."""
     out = drawers(physics.position, start)
     return jnp.stack((out > 0.9 * DRAWER_TRAVEL, out < 0.1 * DRAWER_TRAVEL), 1).ravel()
 

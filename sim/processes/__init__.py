@@ -1,1 +1,1 @@
-"""Simulators in processes of their own."""
+"""Simulators in separate processes."""

@@ -1,9 +1,9 @@
-"""A simulator in a process of its own: reads requests from stdin, acts, answers on stdout.
+"""A simulator in a separate process: reads requests from stdin, acts, and answers on stdout.
 
-Run by `sim.processes.processes` as `python sim/processes/child.py SIMULATOR.py OPTIONS [LIFELINE]`,
-often with another Python than ours, so it needs the standard library (3.10) and numpy alone. What
-the simulator prints goes to stderr. Its file has a class `Simulator(**options)` with the methods of
-the one below.
+`sim.processes.processes` runs it as `python sim/processes/child.py SIMULATOR.py OPTIONS
+[LIFELINE]`, often with another Python than ours, so it needs only the standard library (3.10) and
+numpy. The simulator's output goes to stderr. Its file has a class `Simulator(**options)` with the
+methods of the protocol below.
 """
 
 import sys
@@ -35,37 +35,36 @@ _KINDS = {np.dtype(kind).str for kind in ["?", "u1", "i4", "i8", "f4", "f8"]}
 
 
 class Simulator(Protocol):
-    """Interface of a simulator's class; `expert` and `limits` only if it can demonstrate, `film`
-    only if people are to see more than its first camera."""
+    """Interface of a simulator's class; `expert` and `limits` are needed only if it can
+    demonstrate, `film` only if people should see something other than its first camera."""
 
     def spec(self) -> dict[str, Any]:
-        """Fields of `sim.protocol.Spec` as JSON; `expert` only if having the method is not enough
-        to demonstrate."""
+        """Fields of `sim.protocol.Spec` as JSON; include `expert` only if having the method is not
+        enough to demonstrate."""
 
     def reset(self, task: str, seed: int) -> int:
-        """Starts the episode that both determine; returns the index of its goal."""
+        """Starts the episode that task and seed determine; returns the index of its goal."""
 
     def observe(self) -> tuple[np.ndarray, np.ndarray]:
         """Images uint8 [c, h, w, 3] and state [s]; called once per chunk."""
 
     def step(self, action: np.ndarray) -> tuple[float, bool, bool, bool]:
-        """Acts [a] once: reward, terminated, truncated, and whether the episode's own goal is
-        reached. The child counts `max_steps`."""
+        """Executes one action [a]; returns reward, terminated, truncated, and whether the episode's
+        own goal is reached. The child process counts `max_steps`."""
 
     def expert(self) -> np.ndarray:
-        """The action [a] that the task's expert takes now."""
+        """The next action [a] of the task's expert."""
 
     @property
     def limits(self) -> tuple[np.ndarray, np.ndarray]:
-        """Least and greatest actions [a], between which a disturbed expert stays."""
+        """Lowest and highest actions [a], between which an expert with noise stays."""
 
     def film(self, size: int) -> np.ndarray:
         """A picture for people, uint8 [size, size, 3]."""
 
 
 def pack(message: dict[str, Any]) -> bytes:
-    """A message as bytes: its length, JSON, then the arrays among its values as they lie in
-    memory."""
+    """A message as bytes: its length, JSON, then the raw bytes of the arrays among its values."""
     arrays = {k: np.ascontiguousarray(v) for k, v in message.items() if isinstance(v, np.ndarray)}
     plain = {k: v for k, v in message.items() if k not in arrays}
     shapes = {k: (v.dtype.str, v.shape) for k, v in arrays.items()}
@@ -77,10 +76,10 @@ def pack(message: dict[str, Any]) -> bytes:
 
 
 def missing(received: bytes | bytearray) -> int:
-    """Bytes that a message that begins like this still lacks, at least; 0 if it is whole.
+    """Minimum number of bytes that the message still lacks; 0 if it is complete.
 
     Raises:
-      ValueError: no message begins like this.
+      ValueError: no message begins with these bytes.
     """
     if received[: len(_MAGIC)] != _MAGIC[: len(received)]:
         raise ValueError(f"no message begins with {bytes(received[:32])!r}")
@@ -93,10 +92,10 @@ def missing(received: bytes | bytearray) -> int:
 
 
 def unpack(received: bytes | bytearray) -> dict[str, Any]:
-    """The whole message that `pack` made bytes of.
+    """The complete message that `pack` has turned into these bytes.
 
     Raises:
-      ValueError: it is none.
+      ValueError: the bytes are not such a message.
     """
     _, header, body = _PREFIX.unpack_from(received)
     at = _PREFIX.size + header
@@ -120,7 +119,7 @@ def unpack(received: bytes | bytearray) -> dict[str, Any]:
 
 
 def main(script: str, options: str, lifeline: str | None = None) -> None:
-    """Acts until stdin ends."""
+    """Serves requests until stdin ends."""
     if lifeline is not None:
         _die_with_parent(int(lifeline))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -134,11 +133,11 @@ def main(script: str, options: str, lifeline: str | None = None) -> None:
     _write(replies, pack({"spec": episode.spec}))
     while (request := _read(requests)) is not None:
         _write(replies, pack(episode.answer(request)))
-    os._exit(0)  # without what drivers do at exit, which may hang
+    os._exit(0)  # without the drivers' exit handlers, which may hang
 
 
 class _Episode:
-    """The episode that runs in a simulator, and what requests make of it."""
+    """The running episode of a simulator, and its handling of requests."""
 
     def __init__(self, simulator: Simulator) -> None:
         self.simulator = simulator
@@ -219,7 +218,8 @@ def _check(what: str, array: np.ndarray, shape: tuple[int, ...], dtype: type | N
 
 
 def _load(script: Path) -> Callable[..., Simulator]:
-    """The class in a file. Files beside it can be imported, but hide no installed package."""
+    """The class `Simulator` in a file. The files beside it can be imported, but do not hide
+    installed packages."""
     sys.path.append(str(script.resolve().parent))
     found = importlib.util.spec_from_file_location("chiliad_simulator", script)
     if found is None or found.loader is None or not script.is_file():
@@ -231,8 +231,8 @@ def _load(script: Path) -> Callable[..., Simulator]:
 
 
 def _die_with_parent(lifeline: int) -> None:
-    """The kernel signals when the other end of this pipe closes, which only the parent and what it
-    forks hold: even a simulator that hangs in C dies with them."""
+    """Asks the kernel for a signal when the other end of this pipe closes, which only the parent
+    and its forks hold, so that even a simulator that hangs in C dies with them."""
     os.set_inheritable(lifeline, False)
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)

@@ -1,5 +1,5 @@
-"""Choice of the Python that runs a simulator: benchmark suites pin versions that clash with ours
-and with each other, so each may live in an environment of its own."""
+"""Choice of the Python that runs a simulator: benchmark suites pin versions that conflict with ours
+and with each other, so each may have its own environment."""
 
 import os
 import sys
@@ -8,16 +8,16 @@ from pathlib import Path
 
 
 def interpreter(suite: str, package: str, install: str) -> Path:
-    """The Python in which `package` can be imported: that of the variable CHILIAD_<SUITE>_PYTHON,
-    else `.venv-<suite>/bin/python` in the current folder, else our own.
+    """The Python in which `package` can be imported: the one in the variable
+    CHILIAD_<SUITE>_PYTHON, else `.venv-<suite>/bin/python` in the current folder, else our own.
 
     Args:
       suite: "metaworld", "libero", …
-      package: what must be importable if the suite is to run in our own environment.
-      install: what to type to get the suite, for the error: "make metaworld".
+      package: the package that must be importable for the suite to run in our own environment.
+      install: the command that installs the suite, for the error: "make metaworld".
 
     Raises:
-      FileNotFoundError: the variable names no file, or none of the three is there.
+      FileNotFoundError: the variable names no file, or none of the three exists.
     """
     variable = f"CHILIAD_{suite.upper()}_PYTHON"
     if variable in os.environ:

@@ -1,9 +1,9 @@
-"""Slots whose simulators run in processes of their own, one each: a simulator that crashes, hangs
-or writes nonsense costs its own episode alone and is replaced.
+"""Slots with one simulator process each: a simulator that crashes, hangs or sends invalid messages
+affects only its own episode and is replaced.
 
-They may run another Python with other versions than ours (`sim.processes.interpreters`), all at
-once, while the policy computes; `sim.processes.child` is their end. The parent waits for none of
-them in particular.
+The processes may use another Python with other versions than ours (`sim.processes.interpreters`),
+and run in parallel, also while the policy computes. `sim.processes.child` runs in them. The parent
+never waits for one of them in particular.
 """
 
 import json
@@ -27,16 +27,16 @@ from sim.processes.worker import SimulatorProcess
 from sim.protocol import Observation, Outcome, Spec, Start, failed
 
 _STARTING = 300.0
-"""Seconds in which a simulator must be ready for its first request."""
+"""Seconds within which a simulator must be ready for its first request."""
 _WAKER = -1
-"""Stands in the selector for the slot of whoever calls `wake`."""
+"""Takes the place of a slot in the selector for calls of `wake`."""
 
 
 class Processes:
     """`sim.protocol.Slots` over simulators in processes. Use it in a `with` block, or `close` it.
 
     Attributes:
-      restarts: how often each slot's simulator was replaced.
+      restarts: number of times that each slot's simulator was replaced.
     """
 
     lockstep = False
@@ -55,14 +55,14 @@ class Processes:
 
         Args:
           simulator: a Python file with a class `Simulator`, as in `sim.processes.child`.
-          count: slots.
-          python: what runs it; needs numpy and what the file imports.
+          count: number of slots.
+          python: the Python that runs it; needs numpy and the file's imports.
           options: keyword arguments of the class, as JSON.
-          patience: seconds after which a simulator that works on one request counts as hung.
+          patience: seconds on one request after which a simulator counts as hung.
           remedy: what to do if it does not start, for the error: "make metaworld".
 
         Raises:
-          ValueError: a simulator does not start; says what it wrote to stderr.
+          ValueError: a simulator does not start; the message contains its stderr.
         """
         if count < 1 or patience <= 0:
             raise ValueError(
@@ -99,10 +99,10 @@ class Processes:
         self.close()
 
     def begin(self, slot: int, start: Start) -> None:
-        """Starts an episode; one that runs in the slot is given up.
+        """Starts an episode; an episode already in the slot is abandoned.
 
         Raises:
-          ValueError: no such task or seed, or the slot is at work.
+          ValueError: there is no such task or seed, or the slot is busy.
         """
         if start.task not in self.spec.tasks or start.seed < 0:
             raise ValueError(
@@ -118,8 +118,8 @@ class Processes:
         """Acts T steps, or until the episode ends.
 
         Raises:
-          ValueError: actions of a wrong shape or not finite, no episode runs, or the slot is at
-            work.
+          ValueError: the actions have a wrong shape or are not finite, no episode is running, or
+            the slot is busy.
         """
         actions = np.asarray(actions, np.float32)
         names = self.spec.action_names
@@ -136,12 +136,12 @@ class Processes:
         self._continue(slot, {"do": "send", "actions": actions, "film": bool(film)})
 
     def demonstrate(self, slot: int, steps: int, noise: float = 0.0) -> None:
-        """Lets the task's expert act; its actions are disturbed by normal noise of so many standard
-        deviations of their range, drawn from the episode's seed.
+        """Lets the task's expert act `steps` steps. Normal noise is added to its actions, with
+        `noise` times their range as standard deviation, drawn from the episode's seed.
 
         Raises:
-          ValueError: there is no expert, steps < 1, noise < 0, no episode runs, or the slot is at
-            work.
+          ValueError: there is no expert, steps < 1, noise < 0, no episode is running, or the slot
+            is busy.
         """
         if not self.spec.expert or steps < 1 or noise < 0:
             raise ValueError(
@@ -152,11 +152,11 @@ class Processes:
         self._continue(slot, {"do": "demonstrate", "steps": int(steps), "noise": float(noise)})
 
     def poll(self, timeout: float | None = None) -> list[Outcome]:
-        """Outcomes finished since the last call: at least one if any slot is busy and no timeout
-        (seconds) passes first and nobody calls `wake`.
+        """Outcomes since the last call. If a slot is busy, waits for at least one, unless the
+        timeout (seconds) passes or `wake` is called first.
 
         Raises:
-          ValueError: a simulator that is to replace another does not start.
+          ValueError: a replacement simulator does not start.
         """
         until = math.inf if timeout is None else time.monotonic() + timeout
         while True:
@@ -167,13 +167,13 @@ class Processes:
                 return finished
 
     def wake(self) -> None:
-        """Makes the poll that waits, or else the next, return with what is finished; from any
-        thread, at any time."""
-        with suppress(OSError):  # full, and so awake already, or closed
+        """Makes a waiting poll, or else the next one, return the finished outcomes. May be called
+        from any thread at any time."""
+        with suppress(OSError):  # full and so already awake, or closed
             self._waker.send(b"!")
 
     def close(self) -> None:
-        """Kills the simulators; so do the end of a `with` block and our own end."""
+        """Kills the simulators, as the end of a `with` block and the end of our own process do."""
         self._finalizer()
 
     def _continue(self, i: int, request: dict[str, Any]) -> None:
@@ -199,8 +199,8 @@ class Processes:
             self._selector.register(process.requests, selectors.EVENT_WRITE, i)
 
     def _wait(self, until: float) -> bool:
-        """Waits for something to happen, but no longer than until then or until a slot has hung;
-        True if it was `wake`."""
+        """Waits for an event, at most until `until` or until a slot counts as hung; True if `wake`
+        was called."""
         woken = False
         working = [s.process.deadline for s in self._slots if s.process and s.working]
         wait = min([until, *working]) - time.monotonic()
@@ -210,7 +210,7 @@ class Processes:
                 continue
             process = self._slots[key.data].process
             if process is None:
-                continue  # ended by what was read a moment ago
+                continue  # ended when its message was read a moment ago
             if events & selectors.EVENT_READ:
                 self._read(key.data, process)
             elif process.write():
@@ -224,7 +224,7 @@ class Processes:
         return woken
 
     def _read(self, i: int, process: SimulatorProcess) -> None:
-        """Takes what a simulator wrote, all of which shows that it is not hung."""
+        """Reads a simulator's output; any output shows that it is not hung."""
         slot = self._slots[i]
         try:
             message = process.read()
@@ -260,8 +260,8 @@ class Processes:
         )
 
     def _end(self, i: int, what: str, grace: float = 0.0) -> None:
-        """Ends a slot's process and reports it; the next `begin` starts another. It has so many
-        seconds to end by itself."""
+        """Ends a slot's process and reports it; the next `begin` starts another. The process has
+        `grace` seconds to end by itself."""
         slot = self._slots[i]
         process, slot.process = slot.process, None
         assert process is not None
@@ -286,12 +286,12 @@ class Processes:
 class _Slot:
     process: SimulatorProcess | None = None
     busy: bool = False
-    """Was told something and has not answered."""
+    """Has a command that it has not answered yet."""
     running: bool = False
     """Has an episode that has not ended."""
     goal: int = 0
     ending: str = ""
-    """Exit of its last process, in words."""
+    """Description of how its last process ended."""
 
     @property
     def working(self) -> bool:
@@ -313,7 +313,7 @@ def _close(
 
 
 def _spec(fields: dict[str, Any]) -> Spec:
-    """JSON has lists where `Spec` has tuples."""
+    """A `Spec` from JSON, which has lists where `Spec` has tuples."""
     fields = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
     prompts = tuple(tuple(wordings) for wordings in fields["prompts"])
     return Spec(**fields | {"prompts": prompts})

@@ -1,6 +1,7 @@
-"""One simulator's process as its parent holds it: two pipes that never block, its stderr, its end.
+"""One simulator's process, seen from its parent: two pipes that never block, its stderr, and its
+end.
 
-`sim.processes.child` is what runs in it.
+`sim.processes.child` runs in it.
 """
 
 import os
@@ -14,23 +15,24 @@ from typing import IO, Any, cast
 from sim.processes import child
 
 _LOG = 1 << 20
-"""Bytes of stderr that are kept at most, until the next reply."""
+"""Largest number of bytes of stderr that are kept until the next reply."""
 _PART = 1 << 20
-"""Bytes that are read at once at most; a damaged length may be anything."""
+"""Largest number of bytes read at once; a damaged length may have any value."""
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "LP_NUM_THREADS": "0"}
-"""One thread for numpy and Mesa (0: the caller's alone), as simulators share the cores."""
+"""One thread for numpy and Mesa (0: only the caller's thread), as simulators share the cores."""
 
 
 class SimulatorProcess:
-    """A simulator's process, what it has yet to read and what it wrote so far.
+    """A simulator's process, the data that it has yet to read and the data that it has written so
+    far.
 
     Attributes:
-      starting: whether it has said nothing yet.
-      deadline: when it counts as hung, by `time.monotonic`.
+      starting: whether it has not sent anything yet.
+      deadline: time at which it counts as hung, by `time.monotonic`.
     """
 
     def __init__(self, command: tuple[str, ...], patience: float) -> None:
-        """Starts it, which raises an OSError if there is no such Python."""
+        """Starts the process; raises OSError if there is no such Python."""
         lifeline, self._lifeline = os.pipe()
         self._log = tempfile.TemporaryFile("a+b")  # noqa: SIM115
         try:
@@ -60,22 +62,22 @@ class SimulatorProcess:
         self._inbox = bytearray()
 
     def write(self) -> bool:
-        """Hands over as much as the pipe takes; whether that was all."""
+        """Writes as much as the pipe takes; returns whether that was everything."""
         try:
             while self.outbox:
                 del self.outbox[: os.write(self.requests.fileno(), self.outbox)]
         except BlockingIOError:
             return False
-        except BrokenPipeError:  # it died, as the end of its replies will tell
+        except BrokenPipeError:  # it died, as the end of its replies will show
             self.outbox.clear()
         return True
 
     def read(self) -> dict[str, Any] | None:
-        """The message that is whole now, if one is.
+        """The next message, or None if it is not complete yet.
 
         Raises:
           EOFError: the process ended.
-          ValueError: what it wrote is no message.
+          ValueError: its output is not a message.
         """
         with suppress(BlockingIOError):
             while (needed := child.missing(self._inbox)) > 0:
@@ -91,11 +93,12 @@ class SimulatorProcess:
         return None
 
     def abort(self) -> None:
-        """Lets it write to stderr where it is, and end."""
+        """Makes the process write its stack to stderr and end."""
         os.kill(self._child.pid, signal.SIGABRT)
 
     def end(self, what: str, grace: float) -> str:
-        """Makes sure that it is dead; says what became of it, with the end of its stderr."""
+        """Makes sure that the process is dead; returns a description of its end, with the last
+        lines of its stderr."""
         ended = self._ends(within=grace)
         self.kill()
         code = self._child.wait()
@@ -109,12 +112,12 @@ class SimulatorProcess:
         return "\n".join((f"{what}; the end of its stderr:", *lines[-12:])) if lines else f"{what}."
 
     def kill(self) -> None:
-        """Kills the process and what it may have started itself."""
+        """Kills the process and any processes that it has started."""
         with suppress(ProcessLookupError):
             os.killpg(self._child.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Takes its exit code and closes all pipes to it."""
+        """Collects its exit code and closes all pipes to it."""
         self._child.wait()
         self.requests.close()
         self.replies.close()
@@ -122,7 +125,8 @@ class SimulatorProcess:
         os.close(self._lifeline)
 
     def _ends(self, within: float) -> bool:
-        """Leaves it a zombie, so that its number stays its own until `kill`."""
+        """True if the process ends in time. Leaves it a zombie, so that its pid is not reused
+        before `kill`."""
         until = time.monotonic() + within
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
         while os.waitid(os.P_PID, self._child.pid, flags) is None:

@@ -1,6 +1,5 @@
-"""Poses of geoms and cameras: frames, cameras that stand still or ride on a body, and poses for
-cameras that differ from environment to environment. `sim.rendering.raycast` shows how they are
-used."""
+"""Poses of geoms and cameras: frames, cameras that stand still or move with a body, and poses of
+cameras that differ between environments. `sim.rendering.raycast` shows how they are used."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,23 +11,24 @@ import numpy as np
 from jaxtyping import Array, Float
 
 einsum = partial(jnp.einsum, precision="highest")
-"""Matrix products of poses, which GPUs would round to 10 bits."""
+"""Matrix products of poses at full precision; GPUs would round them to 10 bits."""
 
 
 class Poses(NamedTuple):
-    """Poses of things: origins, metres, and matrices whose columns are their axes."""
+    """Poses of objects: origins in metres, and matrices whose columns are the axes."""
 
     position: Float[Array | np.ndarray, "*n g 3"]
     rotation: Float[Array | np.ndarray, "*n g 3 3"]
 
     @classmethod
     def of(cls, poses: Float[Array | np.ndarray, "*n g 7"]) -> "Poses":
-        """Frames from positions and quaternions (w, x, y, z) of any length but 0."""
+        """Frames from positions and quaternions (w, x, y, z) of any length except 0."""
         poses = jnp.asarray(poses)
         return cls(poses[..., :3], _rotation(poses[..., 3:]))
 
     def join(self, other: "Poses") -> "Poses":
-        """These and then others, of as many environments or, where one has no n, of all."""
+        """These poses followed by `other`, for as many environments; poses without n are shared by
+        all environments."""
         n = np.broadcast_shapes(self.position.shape[:-2], other.position.shape[:-2])
 
         def both(rank: int, *parts: Any) -> Array:
@@ -39,7 +39,7 @@ class Poses(NamedTuple):
 
 
 class Views(NamedTuple):
-    """Cameras: they look along their -z, x is right and y is up; `fovy` in degrees."""
+    """Cameras, which look along their -z axis, with x to the right and y up; `fovy` in degrees."""
 
     frames: Poses
     fovy: Float[Array | np.ndarray, "*n c"]
@@ -47,9 +47,10 @@ class Views(NamedTuple):
 
 @dataclass(frozen=True)
 class Camera:
-    """A pinhole camera; `fovy`, the angle of a picture's height, in degrees.
+    """A pinhole camera; `fovy` is the vertical field of view in degrees.
 
-    Position, target and up are the world's, or in the frame of body `on` of those given to `views`.
+    Position, target and up are in the world frame, or in the frame of body `on` of those given to
+    `views`.
 
     Raises:
       ValueError: it looks along `up`.
@@ -75,7 +76,8 @@ def look_at(
     target: Float[Array | np.ndarray, "*#n 3"],
     up: tuple[float, float, float] = (0.0, 0.0, 1.0),
 ) -> Poses:
-    """Frames of cameras at positions that look at targets, neither of which lies along `up`."""
+    """Frames of cameras at positions that look at targets; no direction of view may lie along
+    `up`."""
     position = jnp.asarray(position, jnp.float32)
     back = unit(position - jnp.asarray(target, jnp.float32))
     right = unit(jnp.cross(jnp.asarray(up, jnp.float32), back))
@@ -87,7 +89,7 @@ def views(cameras: Sequence[Camera], bodies: Poses | None = None) -> Views:
     """Poses of the cameras, [c] if none is on a body, else [*n c] with the bodies' [*n b].
 
     Raises:
-      ValueError: a camera is on a body, and there are none or fewer.
+      ValueError: a camera is on a body that is not given.
     """
     parts = []
     for camera in cameras:

@@ -1,5 +1,5 @@
-"""Pictures of primitive solids cast ray by ray in JAX, so that observations never leave the
-compiled program: every camera of every environment in one batched call.
+"""Ray-cast pictures of primitive solids in JAX, so that observations never leave the compiled
+program: every camera of every environment in one batched call.
 
     geoms = (Geom("box", (0.02, 0.02, 0.02)), Geom("plane", (0.0, 0.0)))     # or geoms_of(model)
     frames = Poses.of(poses)                      # poses [n g 7]; with MJX: Poses(geom_xpos,
@@ -12,15 +12,16 @@ compiled program: every camera of every environment in one batched call.
     labels = segmentation(geoms, frames, seen, size=128)                            # [n c h w]
 
 `frames`, `seen` and each field of `look` may lack the leading n, and are then the same in all
-environments; n is that of whatever has it (1 if nothing has). To move a camera from environment to
-environment, give `Views(look_at(positions, targets), fovy)` [n c]. Call under `jax.jit`, with the
-geoms, size, samples and shadows static.
+environments; n comes from the arguments that have it (1 if none has). To place a camera differently
+in each environment, give `Views(look_at(positions, targets), fovy)` [n c]. Call under `jax.jit`,
+with the geoms, size, samples and shadows static.
 
-How far a ray goes and which face it meets are one integer, so that the nearest of all faces is a
-plain minimum: one fused loop, where separate results made XLA compute every box again for each; for
-the same reason light and colours are loops of their own. Geoms are turned into the camera's frame,
-not rays into theirs, so that rays are constants of the program wherever cameras are. Several rays a
-pixel are averaged, so that an edge's place shows to less than a pixel.
+The distance along a ray and the face that it meets are one integer, so that the nearest of all
+faces is a plain minimum in one fused loop. With separate results, XLA computed every box again for
+each of them; for the same reason, light and colours are separate loops. Geoms are transformed into
+the camera's frame, not rays into the geoms' frames, so that rays are constants of the program
+wherever the cameras are. Several rays per pixel are averaged, so that the position of an edge shows
+to less than a pixel.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,16 +53,17 @@ __all__ = [
 
 _LIGHT = np.array((-0.35, -0.5, 0.79), np.float32)
 _CLEAR = 1e-4
-"""Metres that a point may lie within a solid next to it, from rounding, and yet be shaded by it."""
+"""Metres by which a point may lie within a neighbouring solid, from rounding, and still be shaded
+by it."""
 
 
 class Look(NamedTuple):
-    """Colours 0 to 1, and one distant light, so that a face that meets it squarely shows its
-    colour and one in shadow `ambient` of it."""
+    """Colours 0 to 1, and one distant light. A face perpendicular to the light shows its full
+    colour; a face in shadow shows the fraction `ambient` of it."""
 
     colours: Float[Array | np.ndarray, "*n g 3"]
     light: Float[Array | np.ndarray, "*n 3"] = _LIGHT
-    """Direction towards the light, of any length but 0."""
+    """Direction towards the light, of any length except 0."""
     ambient: Float[Array | np.ndarray, "*n"] = np.array(0.45, np.float32)
     sky: Float[Array | np.ndarray, "*n 3"] = np.array((0.62, 0.72, 0.82), np.float32)
     """Colour where there is no geom."""
@@ -76,9 +78,9 @@ def pictures(
     samples: int = 2,
     shadows: bool = False,
 ) -> UInt8[Array, "n c h w 3"]:
-    """Shaded pictures of `size` (height, width) pixels from samples² rays a pixel; `shadows` sends
-    one more ray to the light from where each meets a face. Planes cast none: they lie under all
-    else.
+    """Shaded pictures of `size` (height, width) pixels from samples² rays per pixel. `shadows`
+    sends one more ray to the light from each point where a ray meets a face. Planes cast no
+    shadows, as they lie below everything else.
 
     Raises:
       ValueError: there is not one frame, or not one colour, for each geom.
@@ -98,7 +100,7 @@ def pictures(
 def segmentation(
     geoms: Sequence[Geom], frames: Poses, views: Views, size: int | tuple[int, int]
 ) -> Int16[Array, "n c h w"]:
-    """Index of the geom that the ray through each pixel's middle meets first, -1 if none."""
+    """Index of the first geom that the ray through each pixel's centre meets, -1 if none."""
     owners = [number for number, geom in enumerate(geoms) for _ in range(geom.faces)]
     table = jnp.array([*owners, -1], jnp.int16)
     faces = _Faces.of(geoms)
@@ -109,8 +111,8 @@ def segmentation(
 def depths(
     geoms: Sequence[Geom], frames: Poses, views: Views, size: int | tuple[int, int]
 ) -> Float[Array, "n c h w"]:
-    """Metres along the camera's axis to what the ray through each pixel's middle meets first,
-    infinite if nothing; good to 1e-5 of themselves with fewer than 64 faces, to twice that with
+    """Metres along the camera's axis to the first geom that the ray through each pixel's centre
+    meets, infinite if none. Relative accuracy is 1e-5 with fewer than 64 faces, twice that with
     fewer than 128, and so on."""
     faces = _Faces.of(geoms)
     return faces.distance(_keys(faces, size, frames, views))
@@ -118,7 +120,7 @@ def depths(
 
 @dataclass(frozen=True)
 class _Faces:
-    """All geoms' faces are numbered one after another; the last number is the sky's."""
+    """Consecutive numbers for the faces of all geoms; the last number is the sky's."""
 
     geoms: tuple[Geom, ...]
     firsts: tuple[int, ...]
@@ -131,25 +133,26 @@ class _Faces:
 
     @property
     def mask(self) -> int:
-        """The lowest bits of a distance, in which the face is kept."""
+        """The lowest bits of a distance, which hold the face's number."""
         return (1 << self.sky.bit_length()) - 1
 
     def key(self, distance: Any, face: Int[Array, "*r"] | int) -> Int[Array, "*r"]:
-        """Orders as the distance does, since positive floats order as their bits."""
+        """Distance and face as one integer, which is ordered like the distance, since positive
+        floats are ordered like their bits."""
         return jax.lax.bitcast_convert_type(distance, jnp.int32) & ~self.mask | face
 
     def distance(self, key: Int[Array, "*r"]) -> Float[Array, "*r"]:
-        """The distance as the key keeps it."""
+        """The distance that the key holds."""
         return jax.lax.bitcast_convert_type(key & ~self.mask, jnp.float32)
 
 
 class _Scene(NamedTuple):
-    """One camera's place in each geom's frame and units."""
+    """One camera's position and rays in each geom's frame and units."""
 
     start: Float[Array, "g 3"]
     turn: Float[Array, "g 3 3"]
-    """Takes a picture's (x, y, 1), both within -1 … 1, to its ray, as long as to make distances
-    those along the camera's axis."""
+    """Maps a picture's (x, y, 1), with x and y within -1 … 1, to its ray, scaled so that distances
+    are along the camera's axis."""
 
     def rays(self, geom: int, x: Any, y: Any) -> Rays:
         """Directions of all rays."""
@@ -163,7 +166,8 @@ class _Paint(NamedTuple):
     dark: Float[Array, "f 3"]
     """Colours in shadow."""
     light: Float[Array, "f 3"]
-    """Colour added by light: to flat faces where it falls on them, to curved where squarely."""
+    """Colour added by light: for flat faces, wherever the light falls on them; for curved ones,
+    where it falls perpendicularly."""
     sun: Float[Array, "g 3"]
     """Direction to the light in each geom's frame."""
 
@@ -191,7 +195,7 @@ def _paint(faces: _Faces, frames: Poses, look: Look) -> _Paint:
 
 
 def _nearest(faces: _Faces, x: Any, y: Any, scene: _Scene) -> Int[Array, "*r"]:
-    """The key of what each ray meets first."""
+    """The key of the first face that each ray meets."""
     nearest = jnp.full(x.shape, faces.key(jnp.float32(jnp.inf), faces.sky))
     for number, (geom, first) in enumerate(zip(faces.geoms, faces.firsts, strict=True)):
         distance, face, sure = enter(geom, scene.start[number], scene.rays(number, x, y))
@@ -203,7 +207,8 @@ def _nearest(faces: _Faces, x: Any, y: Any, scene: _Scene) -> Int[Array, "*r"]:
 def _direct(
     faces: _Faces, x: Any, y: Any, shadows: bool, nearest: Any, scene: _Scene, sun: Any
 ) -> Float[Array, "*r"]:
-    """Share of the light that falls on what each ray meets: where flat, all or nothing."""
+    """Share of the light that falls on the point that each ray meets; for flat faces, all or
+    nothing."""
     distance, face = faces.distance(nearest), nearest & faces.mask
     direct = jnp.ones(face.shape)
     shaded = jnp.zeros(face.shape, bool)
@@ -226,8 +231,8 @@ def _shaded(
     light: Float[Array, "f 3"] | None = None,
     direct: Float[Array, "r p"] | None = None,
 ) -> UInt8[Array, "p 3"]:
-    """Colours of faces and what direct light adds, means of a pixel's rays. A face's three colours
-    are looked up as one integer, 10 bits each."""
+    """Mean over a pixel's rays of the faces' colours and the colour added by direct light. A face's
+    three channels are looked up as one integer, 10 bits each."""
     face = nearest & faces.mask
     shifts = np.array((0, 10, 20), np.int32)
 
@@ -246,14 +251,14 @@ def _shaded(
 def _arranged(
     faces: _Faces, size: int | tuple[int, int], frames: Poses, views: Views, look: Look
 ) -> tuple[_Scene, _Paint, int]:
-    """Scenes and paints of each camera of each environment, all cameras of the first before those
-    of the next, and the number of cameras of an environment."""
+    """Scenes and paints of each camera of each environment, all cameras of one environment before
+    those of the next, and the number of cameras per environment."""
     count = len(faces.geoms)
     for what, got in (("frames", frames.position.shape[-2]), ("colours", look.colours.shape[-2])):
         if got != count:
             raise ValueError(f"{got} {what} for {count} geoms, expected one for each.")
     leaves, tree = jax.tree.flatten((frames, views, look))
-    ranks = (2, 3, 2, 3, 1, 2, 1, 0, 1)  # of the leaves' own axes, in order
+    ranks = (2, 3, 2, 3, 1, 2, 1, 0, 1)  # number of the leaves' own axes, in order
     leads = [jnp.shape(x)[: jnp.ndim(x) - rank] for x, rank in zip(leaves, ranks, strict=True)]
     (n,) = np.broadcast_shapes((1,), *leads)
     whole = [
@@ -273,7 +278,7 @@ def _arranged(
 def _keys(
     faces: _Faces, size: int | tuple[int, int], frames: Poses, views: Views
 ) -> Int[Array, "n c h w"]:
-    """The key of what is seen through each pixel's middle."""
+    """The key of the first face seen through each pixel's centre."""
     look = Look(np.zeros((len(faces.geoms), 3), np.float32))
     scenes, _, cameras = _arranged(faces, size, frames, views, look)
     keys = _each(partial(_nearest, faces, *_grid(size, 1)), scenes)
@@ -281,8 +286,8 @@ def _keys(
 
 
 def _each(function: Callable[..., Array], *frames: Any) -> Array:
-    """Maps frame after frame on a CPU, which keeps its loops long and their operands in the cache,
-    all at once elsewhere; consumers do not compute it again."""
+    """Maps over the frames: on a CPU one after the other, which keeps its loops long and their
+    operands in the cache, elsewhere all at once. Consumers do not compute the result again."""
     if jax.default_backend() == "cpu":
         return jax.lax.map(lambda frame: function(*frame), frames)
     return jax.lax.optimization_barrier(jax.vmap(function)(*frames))

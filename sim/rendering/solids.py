@@ -1,7 +1,7 @@
-"""Intersections of rays with primitive solids, in frames in which each solid is as simple as it can
-be: a cube and a cylinder of half edges one, a ball of radius one, a capsule of radius one.
+"""Intersections of rays with primitive solids, in frames in which each solid is as simple as
+possible: a cube and a cylinder of half edges one, a ball of radius one, a capsule of radius one.
 
-All are convex, so that a ray enters each at one point at most: slabs (Kay & Kajiya 1986) and
+All solids are convex, so a ray enters each at one point at most: slabs (Kay & Kajiya 1986) and
 quadratics. Sizes are MuJoCo's.
 """
 
@@ -22,14 +22,14 @@ _NUMBERS = {"plane": 2, "box": 3, "sphere": 1, "ellipsoid": 3, "cylinder": 2, "c
 
 @dataclass(frozen=True)
 class Geom:
-    """A solid in its own frame, sizes in metres as MuJoCo has them.
+    """A solid in its own frame, with sizes in metres as in MuJoCo.
 
-    `size` of a plane is its half edges (0 is endless; its normal is z, seen from above only), of a
-    box its half edges, of a sphere its radius, of an ellipsoid its radii, of a cylinder and of a
-    capsule the radius and half the length along z without the capsule's ends.
+    `size` of a plane is its half edges (0 is infinite; its normal is z, and it is visible only from
+    above), of a box its half edges, of a sphere its radius, of an ellipsoid its radii, and of a
+    cylinder or capsule the radius and half the length along z, without the capsule's ends.
 
     Raises:
-      ValueError: no such kind, or its sizes are too few, too many or not positive.
+      ValueError: there is no such kind, or its sizes are too few, too many or not positive.
     """
 
     kind: Kind
@@ -49,7 +49,7 @@ class Geom:
 
     @property
     def scale(self) -> tuple[float, float, float]:
-        """Metres that are one unit of each axis of the frame in which rays meet it."""
+        """Metres per unit along each axis of the frame in which rays are intersected."""
         match self.kind:
             case "plane":
                 return 1.0, 1.0, 1.0
@@ -61,7 +61,8 @@ class Geom:
 
     @property
     def faces(self) -> int:
-        """Number of distinct faces: a box's and a plane's, a cylinder's side and two ends."""
+        """Number of distinct faces: six of a box, the side and two ends of a cylinder, one of any
+        other kind."""
         return {"box": 6, "cylinder": 3}.get(self.kind, 1)
 
     @property
@@ -71,10 +72,10 @@ class Geom:
 
 
 def geoms_of(model: mujoco.MjModel, ids: tuple[int, ...] | None = None) -> tuple[Geom, ...]:
-    """The model's geoms, or those of some ids in that order, as `Geom`s.
+    """The model's geoms, or those with the given ids in that order, as `Geom`s.
 
     Raises:
-      ValueError: one of them is a mesh, a height field or another that has no closed form.
+      ValueError: a geom is a mesh, a height field or another kind without a closed form.
     """
     found = []
     for number in range(model.ngeom) if ids is None else ids:
@@ -94,13 +95,13 @@ class Hit(NamedTuple):
     distance: Float[Array, "*r"]
     face: Int[Array, "*r"] | int
     sure: Bool[Array, "*r"]
-    """True where the ray enters; the rest means nothing elsewhere."""
+    """True where the ray enters; elsewhere the other fields are meaningless."""
 
 
 def enter(geom: Geom, start: Any, towards: Any) -> Hit:
     """Entries of rays from `start` along `towards`, both in units of `geom.scale` in the geom's
-    frame. Either may be numbers that all rays share. Faces: 2·axis is a box's upper end of the
-    axis, 2·axis + 1 the lower; 0 a cylinder's side, 1 and 2 its upper and lower end."""
+    frame. Either may be numbers shared by all rays. Faces: 2·axis is a box's upper end of the axis,
+    2·axis + 1 the lower; 0 a cylinder's side, 1 and 2 its upper and lower end."""
     return _ENTER[geom.kind](geom, start, towards)
 
 
@@ -154,8 +155,8 @@ def _cylinder(geom: Geom, start: Any, towards: Any) -> Hit:
 
 
 def _capsule(geom: Geom, start: Any, towards: Any) -> Hit:
-    """Entry into the endless side if that is between the ends, else into the nearer end's ball; a
-    ray that misses the side misses all."""
+    """Entry into the infinite side if that point is between the ends, else into the nearer end's
+    ball; a ray that misses the side misses the whole capsule."""
     half = geom.size[1] / geom.size[0]
     side, _, sure = _roots(start[:2], towards[:2])
     z = start[2] + side * towards[2]
@@ -177,7 +178,7 @@ def _roots(
     """Solutions t of |start + t·towards| = 1, and whether there are any."""
     inverse = 1 / jnp.maximum(sum(d * d for d in towards), 1e-9)
     middle = -sum(p * d for p, d in zip(start, towards, strict=True)) * inverse
-    # The closest point's distance, not the discriminant, which would cancel for a far small ball.
+    # The closest point's distance; the discriminant would cancel for a small, distant ball.
     beyond = 1 - sum((p + middle * d) ** 2 for p, d in zip(start, towards, strict=True))
     reach = jnp.sqrt(jnp.maximum(beyond, 0) * inverse)
     return middle - reach, middle + reach, beyond > 0

@@ -1,8 +1,8 @@
-"""The few charts a report needs, as inline SVG that takes its colours from the page's CSS.
+"""The few charts that a report needs, as inline SVG that takes its colours from the page's CSS.
 
-Drawn here and not by a plotting library so that they follow the reader's light or dark theme, weigh
-a few kB and carry no foreign metadata. Every function returns one `<svg>` element; texts are
-escaped.
+They are drawn here and not by a plotting library so that they follow the reader's light or dark
+theme, take only a few kB and contain no foreign metadata. Every function returns one `<svg>`
+element; texts are escaped.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from sim.statistics import Rate
 
 _POINTS = 600
-"""Most points drawn per line; a chart is no wider than that many pixels."""
+"""Largest number of points drawn per line; no chart is wider than that many pixels."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def rates(bars: Sequence[Bar]) -> str:
 
 @dataclass(frozen=True)
 class Amount:
-    """One row of `amounts`, with an interval where there is one; `kind` as in `Bar`."""
+    """One row of `amounts`, optionally with an interval; `kind` as in `Bar`."""
 
     label: str
     value: float
@@ -83,7 +83,7 @@ def amounts(bars: Sequence[Amount], summary: str) -> str:
 
 @dataclass(frozen=True)
 class Series:
-    """One line of `lines`, a value for each step; `kind` as in `Bar`."""
+    """One line of `lines`, with a value for each step; `kind` as in `Bar`."""
 
     label: str
     values: Sequence[float]
@@ -91,7 +91,7 @@ class Series:
 
 
 def lines(drawn: Sequence[Series], summary: str) -> str:
-    """Values by step from 0 up, each line with its label at its end."""
+    """Values by step, on an axis from 0 up; each line has its label at its end."""
     left, right, top, bottom = 52, 560, 14, 206
     count = max(len(line.values) for line in drawn)
     most = max(max(line.values) for line in drawn) or 1.0
@@ -129,8 +129,8 @@ def traces(
     chunks: Sequence[tuple[Sequence[int], Float[np.ndarray, " _h"]]],
     name: str,
 ) -> str:
-    """A recorded action over an episode's frames, under the chunks predicted on the way: each the
-    frames of its steps, and their values."""
+    """A recorded action over an episode's frames, with the chunks predicted along the way drawn
+    over it. A chunk is the frames of its steps and their values."""
     width, top, bottom = 480, 6, 58
     values = np.concatenate([recorded, *(predicted for _, predicted in chunks)])
     low, high = float(values.min()), float(values.max())
@@ -171,7 +171,7 @@ def curve(
 
     Args:
       log: logarithmic y axis; y must be positive.
-      bounds: of the y axis; those of y if None.
+      bounds: bounds of the y axis; those of y if None.
     """
     left, right, top, bottom = 52, 448, 14, 206
     keep = np.unique(np.linspace(0, len(x) - 1, min(len(x), _POINTS)).astype(int))
@@ -209,8 +209,9 @@ def curve(
 
 @dataclass(frozen=True)
 class Course:
-    """One run in `courses`: values over training steps, perhaps with an interval for each. `kind`
-    is the CSS class of all that is drawn of it; `noisy` values are faint, under a moving mean."""
+    """One run in `courses`: values over training steps, optionally with an interval for each.
+    `kind` is the CSS class of everything drawn for it; `noisy` values are faint, under a moving
+    mean."""
 
     label: str
     kind: str
@@ -232,7 +233,7 @@ def courses(
 
     Args:
       log: logarithmic y axis; values must be positive.
-      bounds: of the y axis; those of the values if None.
+      bounds: bounds of the y axis; those of the values if None.
     """
     left, right, top, bottom = 60, 462, 10, 206
     values = np.concatenate([course.y for course in drawn])
@@ -301,7 +302,7 @@ def timeline(seconds: Mapping[str, float]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Such as "4.2 s" or "3 min 05 s"."""
+    """Duration as text, such as "4.2 s" or "3 min 05 s"."""
     if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -321,7 +322,7 @@ def _bar(
     y: float,
     thick: float,
 ) -> str:
-    """A bar as long as `value`, 0..1, of the way from left to right."""
+    """A bar whose length is the fraction `value`, 0..1, of the distance from left to right."""
     span = right - left
     drawn = (
         f'<rect class="{kind}" x="{left}" y="{y - thick / 2:g}" '
@@ -337,7 +338,7 @@ def _bar(
 
 
 def _apart(heights: Sequence[float], least: float) -> list[float]:
-    """Heights moved down as little as leaves `least` between any two."""
+    """Heights moved down as little as possible so that any two are at least `least` apart."""
     placed = [0.0] * len(heights)
     before = -least
     for i in sorted(range(len(heights)), key=lambda i: heights[i]):
@@ -359,7 +360,7 @@ def _text(x: float, y: float, text: str, kind: str, anchor: str) -> str:
 
 
 def _apart_from_one_value(low: float, high: float, log: bool) -> tuple[float, float]:
-    """Bounds of an axis; of values that are all the same, around these."""
+    """Bounds of an axis; if all values are the same, bounds around that value."""
     if low < high:
         return low, high
     apart = abs(low) / 2 or 1.0
@@ -369,15 +370,15 @@ def _apart_from_one_value(low: float, high: float, log: bool) -> tuple[float, fl
 def _moving_mean(
     y: Float[np.ndarray, " n"], window: int, at: Int[np.ndarray, " k"]
 ) -> Float[np.ndarray, " k"]:
-    """Means around some places; each sums its own window, as a running sum would lose all that
-    follows a huge value."""
+    """Means around the positions `at`. Each sums its own window, since a running sum would lose all
+    precision after a huge value."""
     start, stop = np.maximum(at - window // 2, 0), np.minimum(at + window // 2 + 1, len(y))
     sums = np.add.reduceat(np.append(y, 0.0), np.stack([start, stop], 1).ravel())[::2]
     return sums / (stop - start)
 
 
 def _ticks(low: float, high: float, count: int) -> list[float]:
-    """Round values within [low, high], about `count` apart from the first."""
+    """Round values within [low, high], about `count` of them after the first."""
     raw = (high - low) / count
     power = 10.0 ** floor(log10(raw))
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)

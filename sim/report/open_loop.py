@@ -1,7 +1,8 @@
-"""The page of an open-loop evaluation: a policy's error beside baselines, by dimension, step and
-episode, what it reacts to, and the worst episodes with their video and what was looked at.
+"""The page of an open-loop evaluation: a policy's error compared with baselines, by dimension, step
+and episode, the inputs that it reacts to, and the worst episodes with their video and the parts of
+the pictures that it depends on.
 
-Drawn like the report of an evaluation in simulation: one file, no script, no network.
+Like the report of an evaluation in simulation, it is one file without scripts and needs no network.
 """
 
 import json
@@ -32,8 +33,8 @@ _ABOUT = {
 
 @dataclass(frozen=True, eq=False)
 class CameraLook:
-    """A camera's picture of the observation at `frame`, and how much the chunk changes, scaled,
-    when a part of it is covered."""
+    """A camera's picture of the observation at `frame`, and the scaled change of the chunk when
+    each part of the picture is covered."""
 
     frame: int
     camera: str
@@ -43,9 +44,9 @@ class CameraLook:
 
 @dataclass(frozen=True, eq=False)
 class ShownEpisode:
-    """An episode to look at. `pictures`: of all cameras side by side, `fps` of them a second.
-    `actions` are recorded, `predicted` the chunks at frames `at`, whose step k is the action
-    `ahead[k]` frames later."""
+    """An episode to show. `pictures` show all cameras side by side, at `fps` per second. `actions`
+    are recorded; `predicted` are the chunks at frames `at`, whose step k is the action `ahead[k]`
+    frames later."""
 
     episode: int
     prompt: str
@@ -61,7 +62,7 @@ class ShownEpisode:
 
 @dataclass(frozen=True, eq=False)
 class OpenLoopReport:
-    """Plain data of the page. `choice` says in words which episodes were looked at."""
+    """Plain data of the page. `choice` says in words which episodes were evaluated."""
 
     title: str
     data: str
@@ -74,7 +75,7 @@ class OpenLoopReport:
 
 
 def render_open_loop(report: OpenLoopReport) -> str:
-    """The page as text."""
+    """The page as HTML text."""
     result = report.result
     body = [
         _header(report),
@@ -93,8 +94,8 @@ def render_open_loop(report: OpenLoopReport) -> str:
 def overlaid(
     picture: UInt8[np.ndarray, "h w 3"], heat: Float[np.ndarray, "g g"], most: float
 ) -> UInt8[np.ndarray, "h w 3"]:
-    """A picture, dim where covering it changes nothing and bright and warm where it changes most;
-    `most` is the heat shown brightest."""
+    """A picture that is dim where covering it changes nothing, and bright and warm where it changes
+    most; `most` is the heat that is shown brightest."""
     height, width = picture.shape[:2]
     part = np.clip(heat / most, 0, 1) if most > 0 else np.zeros_like(heat)
     image = Image.fromarray((255 * part).astype(np.uint8))

@@ -1,5 +1,5 @@
-"""The skeleton of a page that stands alone: sections in one column, videos inline, written at once
-or not at all. Reports of all kinds are drawn on it.
+"""The skeleton of a self-contained page: sections in one column and inline videos. Reports of all
+kinds use it, and a page is written as a whole or not at all.
 """
 
 import base64
@@ -15,14 +15,15 @@ from sim.clips import encode_jpeg
 from sim.report.style import STYLE
 
 Encode = Callable[[UInt8[np.ndarray, "t h w 3"], float], bytes]
-"""Frames and frames a second to an MP4 that a page can show."""
+"""(frames, frames per second) -> an MP4 that a page can show."""
 
 _HOLD_SECONDS = 1
-"""Seconds that a video rests on its last picture before it starts over."""
+"""Seconds for which a video holds its last picture before it starts over."""
 
 
 def page(title: str, body: Sequence[str], head: str = "") -> str:
-    """The document; parts of the body and what is added to its head are HTML, the title is text."""
+    """The document. The parts of the body and the addition to its head are HTML, the title is
+    text."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -32,12 +33,12 @@ def page(title: str, body: Sequence[str], head: str = "") -> str:
 
 
 def section(title: str, content: str) -> str:
-    """A titled part of the page; nothing where it has no content."""
+    """A titled part of the page; empty if it has no content."""
     return f"<section>\n<h2>{escape(title)}</h2>\n{content}\n</section>\n" if content else ""
 
 
 def write_page(path: str | Path, text: str) -> None:
-    """Writes a page at once or not at all, creating its folder if need be."""
+    """Writes a page as a whole or not at all, creating its folder if needed."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")
@@ -49,7 +50,7 @@ def write_page(path: str | Path, text: str) -> None:
 
 
 def video(frames: UInt8[np.ndarray, "t h w 3"], fps: float, encode: Encode, label: str) -> str:
-    """A looping video that rests on its last picture; the label, text, tells what it shows."""
+    """A looping video that holds its last picture; the label is text that describes its content."""
     rest = np.repeat(frames[-1:], max(1, round(_HOLD_SECONDS * fps)), 0)
     movie = _base64(encode(np.concatenate([frames, rest]), fps))
     height, width = frames.shape[1:3]

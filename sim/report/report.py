@@ -1,8 +1,9 @@
-"""One HTML file that says what a run came to: success against its controls, videos, training, time.
+"""One HTML file with the results of a run: success compared with its controls, videos, training and
+time.
 
-It needs no network, no script and no second file, so it can be mailed and still opens in ten years;
-it follows the reader's light or dark theme. Everything a user wrote (prompts, names, configuration)
-is escaped.
+It needs no network, no script and no second file, so it can be mailed and will still open in ten
+years. It follows the reader's light or dark theme. All text from users (prompts, names,
+configuration) is escaped.
 """
 
 import json
@@ -32,8 +33,9 @@ class Report:
     """Evaluations by name ("trained", "untrained", "expert", "wrong prompt", "blank image"); the
     first is the report's subject."""
     metrics: Sequence[Mapping[str, float]]
-    """Rows of metrics.jsonl; those with `step` and `loss` make the loss curve, those with `step`,
-    `data_wait` and `step_seconds` (both in seconds, the wait being part of the step) the other."""
+    """Rows of metrics.jsonl; those with `step` and `loss` make the loss curve; those with `step`,
+    `data_wait` and `step_seconds` (both in seconds, with the wait as part of the step) make the
+    other."""
     fill: Mapping[str, float]
     """Share of the packed batches' places that held data, 0..1, by budget."""
     seconds: Mapping[str, float]
@@ -43,15 +45,15 @@ class Report:
     """Versions of libraries, and the hardware."""
     encode: Encode
     comparisons: Mapping[str, Paired] = field(default_factory=dict)
-    """The first evaluation against others on the same starts, by their names."""
+    """The first evaluation compared with others on the same starts, by their names."""
     perturbed: Mapping[str, Perturbed] = field(default_factory=dict)
     """The first evaluation's policy under changes, by their names."""
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Changes under which it could not act, and why."""
+    """Changes under which the policy could not act, and the reasons."""
 
 
 def write_report(path: str | Path, report: Report) -> None:
-    """Writes the page at once or not at all, creating its folder if need be.
+    """Writes the page as a whole or not at all, creating its folder if needed.
 
     Raises:
       ValueError: the report holds no evaluation.
@@ -60,7 +62,7 @@ def write_report(path: str | Path, report: Report) -> None:
 
 
 def render(report: Report) -> str:
-    """The page as text."""
+    """The page as HTML text."""
     if not report.evaluations:
         raise ValueError("Report.evaluations is empty, expected at least the trained policy's.")
     name, main = next(iter(report.evaluations.items()))
@@ -132,7 +134,7 @@ def _video(clip: Clip, episode: Episode, fps: int, report: Report) -> str:
 
 
 def _outcome(e: Episode) -> tuple[bool | None, str]:
-    """True if the robot did as it was told, None if that is not measured, and the outcome in
+    """True if the robot did what it was told, None if that is not measured, and the outcome in
     words."""
     if e.goal == e.named_goal:
         return e.success, "success" if e.success else "failure"

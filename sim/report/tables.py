@@ -1,7 +1,7 @@
-"""Tables of evaluations in HTML: success by condition, change, task, goal and wording, pairs on the
-same starts, and every episode.
+"""Tables of evaluations in HTML: success by condition, change, task, goal and wording, paired
+comparisons on the same starts, and every episode.
 
-Everything a user wrote is escaped.
+All text from users is escaped.
 """
 
 from collections.abc import Mapping, Sequence
@@ -64,7 +64,7 @@ def success(evaluations: Mapping[str, Evaluation]) -> str:
 
 
 def lost(evaluations: Mapping[str, Evaluation]) -> str:
-    """Episodes rerun or given up because a simulator failed, and clips left out."""
+    """Episodes that were rerun or given up because a simulator failed, and omitted clips."""
     notes = []
     for name, e in evaluations.items():
         if e.reruns:
@@ -82,7 +82,7 @@ def lost(evaluations: Mapping[str, Evaluation]) -> str:
 
 
 def compared(name: str, comparisons: Mapping[str, Paired]) -> str:
-    """One policy against others on the same starts."""
+    """One policy compared with others on the same starts."""
     rows = [
         [
             f"{escape(name)} − {escape(other)}",
@@ -99,7 +99,7 @@ def compared(name: str, comparisons: Mapping[str, Paired]) -> str:
 def robustness(
     name: str, main: Evaluation, perturbed: Mapping[str, Perturbed], left_out: Mapping[str, str]
 ) -> str:
-    """A chart and a table of one policy under changes, the wordings that only they have, and the
+    """A chart and a table of one policy under changes, the wordings that only these have, and the
     changes that were left out."""
     notes = [f"{change} is left out: {why}" for change, why in left_out.items()]
     told = "".join(f'<p class="note">{escape(note)}</p>\n' for note in notes)
@@ -174,7 +174,7 @@ def by_prompt(name: str, main: Evaluation) -> str:
 
 
 def episodes(evaluation: Evaluation) -> str:
-    """Every episode once."""
+    """A table of all episodes."""
     rows = [
         [
             escape(e.task),
@@ -207,12 +207,12 @@ def table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 
 def redirected(evaluation: Evaluation) -> bool:
-    """True if a prompt names another goal than the episode's own."""
+    """True if a prompt names a goal other than the episode's own."""
     return any(e.goal != e.named_goal for e in evaluation.episodes)
 
 
 def percent(share: float) -> str:
-    """Percentage, with a space that does not break."""
+    """Percentage, with a non-breaking space."""
     return f"{100 * share:.1f}\u00a0%"
 
 

@@ -1,2 +1,2 @@
-"""Simulators as child processes run them: the standard library, numpy and the suite, nothing of
-ours besides what lies in this folder."""
+"""Simulators that run in child processes. They import the standard library, numpy and the suite,
+and nothing of ours except files in this folder."""

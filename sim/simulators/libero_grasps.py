@@ -1,4 +1,5 @@
-"""Places to grip an object, by points of its surface: round its rim or across its sides."""
+"""Places to grip an object, computed from points on its surface: round its rim or across its
+sides."""
 
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ _RIM = 0.005, 0.018
 _SIDE = 0.03
 """Grip on a body: below its top, metres."""
 _LOWEST = 0.012
-"""Grip on what lies on the table: above its bottom, metres."""
+"""Grip on an object that lies on the table: above its bottom, metres."""
 _WIDEST = 0.074
 """Thickness that the open fingers can take, metres."""
 
@@ -30,9 +31,10 @@ class Grasp(NamedTuple):
 def rim_grasps(
     points: np.ndarray, rotation: np.ndarray, side: float, lean: float = 0.0
 ) -> list[tuple[Grasp, float]]:
-    """Grasps round the rim of a bowl, by points of it in its own frame and its orientation, each
-    with a cost: of the slope of the wall, 0 where it is vertical and 1 where it lies, and of the
-    angle (radians) from the side that is preferred. A hand may lean outwards, by radians."""
+    """Grasps round the rim of a bowl, from its points in its own frame and its orientation. Each
+    has a cost that grows with the slope of the wall, from 0 for a vertical to 1 for a horizontal
+    wall, and with the angle (radians) from the preferred `side`. The hand leans outwards by `lean`
+    radians."""
     rim = points[points[:, 2] > points[:, 2].max() - 0.006]
     centre = (rim.min(0) + rim.max(0)) / 2
     radius = np.ptp(rim, axis=0)[:2].mean() / 2 - _RIM[0]
@@ -52,8 +54,8 @@ def rim_grasps(
 
 
 def side_grasps(points: np.ndarray, rotation: np.ndarray) -> list[tuple[Grasp, float]]:
-    """Grasps across an upright object that fit between the fingers, each with a cost of its
-    thickness."""
+    """Grasps across an upright object that fit between the fingers, each with a cost that grows
+    with the thickness there."""
     seen = points @ rotation.T
     top, low = seen[:, 2].max(), seen[:, 2].min()
     made = []

@@ -1,5 +1,5 @@
-"""Geometry of a running LIBERO environment: where the hand, objects and obstacles are, as boxes
-round what collides, and directions in which a hand can be turned."""
+"""Geometry of a running LIBERO environment: positions of the hand, objects and obstacles, boxes
+round the geoms that collide, and directions to which a hand can be rotated."""
 
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ _PLANE, _MESH = 0, 7
 _SLIDE = 2
 """MuJoCo's mjtJoint."""
 _OPENED = 0.14
-"""Way of a drawer that is open to LIBERO, metres."""
+"""Displacement from which LIBERO counts a drawer as open, metres."""
 
 
 class Box(NamedTuple):
@@ -34,15 +34,15 @@ def rotation_vector(rotation: np.ndarray) -> np.ndarray:
 
 
 def orientation(axis: np.ndarray, back: np.ndarray = UP) -> np.ndarray:
-    """Orientation of a hand whose fingers close along a direction, as nearly as its palm's, seen
-    from the fingertips, allows: by default it points down."""
+    """Orientation of a hand whose fingers close along `axis`, as nearly as `back`, the direction
+    from the fingertips to the palm, allows; by default the hand points down."""
     axis = axis - (axis @ back) * back
     axis = axis / np.linalg.norm(axis)
     return np.stack([axis, np.cross(-back, axis), -back], axis=1)
 
 
 def inside(points: np.ndarray, boxes: list[Box], margin: float) -> int:
-    """Number of the points [n, 3] that lie in boxes grown by a margin."""
+    """Number of points [n, 3] that lie in boxes enlarged by a margin."""
     hit = np.zeros(len(points), bool)
     for box in boxes:
         hit |= (np.abs((points - box.centre) @ box.axes) < box.half + margin).all(1)
@@ -50,7 +50,7 @@ def inside(points: np.ndarray, boxes: list[Box], margin: float) -> int:
 
 
 def highest(boxes: list[Box], a: np.ndarray, b: np.ndarray, radius: float) -> float:
-    """Height of the highest point of boxes within a radius of the way from a to b, seen from
+    """Height of the highest point of boxes within a radius of the path from a to b, seen from
     above; minus infinity if there is none."""
     if not boxes:
         return -np.inf
@@ -62,8 +62,8 @@ def highest(boxes: list[Box], a: np.ndarray, b: np.ndarray, radius: float) -> fl
 
 
 def nearest_turn(axis: np.ndarray, now: np.ndarray) -> tuple[np.ndarray, float]:
-    """The direction or its opposite, which are one to the fingers, whichever is nearer to the
-    present one; and how far the hand turns to it (radians)."""
+    """The direction or its opposite, which are the same to the fingers, whichever is nearer to the
+    present one; and the angle (radians) by which the hand rotates to it."""
     turn = np.arctan2(axis[1], axis[0]) - np.arctan2(now[1], now[0])
     turn = (turn + np.pi / 2) % np.pi - np.pi / 2
     angle = np.arctan2(now[1], now[0]) + turn
@@ -109,11 +109,11 @@ class Scene:
         return self.data.xpos[body].copy(), self.data.xmat[body].reshape(3, 3).copy()
 
     def moves(self, name: str) -> bool:
-        """Tells an object that has not come to rest."""
+        """True if an object has not come to rest."""
         return bool(np.linalg.norm(self.data.cvel[self.roots[name]]) > 0.03)
 
     def points(self, name: str) -> np.ndarray:
-        """Vertices and corners [n, 3] of what collides of an object."""
+        """Vertices and corners [n, 3] of the geoms of an object that collide."""
         return np.concatenate([self._points(int(geom)) for geom in self.geoms[name]])
 
     def out(self, drawer: str) -> np.ndarray:
@@ -121,12 +121,12 @@ class Scene:
         return -self.data.xaxis[self.drawers[drawer]]
 
     def is_open(self, drawer: str, more: float = 0.0) -> bool:
-        """Tells a drawer that is open, as LIBERO counts it, and by `more` metres."""
+        """True if a drawer is open, as LIBERO counts it, by `more` metres beyond that."""
         place = self.data.qpos[self.model.jnt_qposadr[self.drawers[drawer]]]
         return bool(place < -_OPENED - more)
 
     def handle(self, drawer: str) -> np.ndarray:
-        """Middle of a drawer's handle [3]: of the part that sticks out most."""
+        """Middle of a drawer's handle [3], which is the part that sticks out most."""
         parts, out = self._parts(self.drawers[drawer]), self.out(drawer)
         return max((self._box(geom).centre for geom in parts), key=lambda at: float(at @ out))
 
@@ -139,12 +139,12 @@ class Scene:
         return middle, points[points[:, 2] > top - 0.02]
 
     def boxes(self, *without: str) -> list[Box]:
-        """Boxes round the geoms of all objects and furniture but these."""
+        """Boxes round the geoms of all objects and furniture except `without`."""
         others = [geoms for name, geoms in self.geoms.items() if name not in without]
         return [self._box(int(geom)) for geom in np.concatenate(others)] if others else []
 
     def _parts(self, joint: int) -> list[int]:
-        """Geoms that collide of the body that a joint moves."""
+        """Colliding geoms of the body that a joint moves."""
         of_body = self.model.geom_bodyid == self.model.jnt_bodyid[joint]
         return np.flatnonzero(of_body & self.collides).tolist()
 

@@ -1,8 +1,9 @@
 """Meta-World (Yu et al. 2019; McLean et al. 2025) from the package metaworld: its 50 tasks with a
-Sawyer arm, seen as a policy that reads prompts needs them, and its scripted experts.
+Sawyer arm, with observations for a policy that reads prompts, and its scripted experts.
 
-The state is proprioception alone. Where things are and where they are to go is to be seen: markers
-of goals stand where the package means them to, at the first picture too, where its own lag.
+The state is proprioception alone. The positions of objects and goals must be seen in the pictures:
+goal markers stand where the package intends them, also in the first picture, in which the package's
+own markers lag.
 """
 
 from collections.abc import Sequence
@@ -13,28 +14,31 @@ from metaworld_prompts import PARAPHRASES, PROMPTS
 from offscreen import choose_renderer
 
 CAMERAS = {"corner": "corner4", "wrist": "gripperPOV", "behind": "behindGripper", "top": "topview"}
-"""The package's names of the cameras. "corner4" is where LeRobot moves "corner2" to, closer."""
+"""The package's names of the cameras. "corner4" is the closer position to which LeRobot moves
+"corner2"."""
 AZIMUTHS = {"close": 143.0, "left": 37.0}
-"""Cameras of ours and the degrees about the table from which each sees it, and little else: in the
-package's, markers of goals are a few pixels of 128. From two sides at once, depth can be told."""
+"""Cameras of ours, and the angle about the table, in degrees, from which each sees the table and
+little else. In the package's cameras, goal markers are a few pixels out of 128. Two sides together
+show depth."""
 _DISTANCE, _ELEVATION, _LOOK_AT, _FOVY = 1.1, -36.0, (0.0, 0.68, 0.1), 38.0
-"""Place of those cameras: metres and degrees."""
+"""Position of those cameras: metres and degrees."""
 UPSIDE_DOWN = {"corner"}
 
 
 class Simulator:
-    """One task at a time of those named.
+    """One task at a time, out of those named.
 
     Args:
       tasks: names as in `PROMPTS`.
       size: pixels along the edge of a picture.
-      cameras: of `CAMERAS` and `AZIMUTHS`; none, if only states are wanted.
-      max_steps: of an episode; 500 is the package's.
+      cameras: keys of `CAMERAS` and `AZIMUTHS`; none if only states are needed.
+      max_steps: longest episode; the package's limit is 500.
       until_success: whether success ends an episode.
       paraphrased: whether prompts are wordings that no recording has.
-      draw_every: steps from one drawn picture to the next, counted from an episode's start; looks
-        in between see the last one again. For recordings, as drawing is what costs.
-      antialias: whether edges are drawn smoothly, as published; without, in half the time.
+      draw_every: steps from one drawn picture to the next, counted from an episode's start;
+        observations in between repeat the last picture. For recordings, as drawing is the main
+        cost.
+      antialias: whether edges are smooth, as published; without, drawing takes half the time.
     """
 
     def __init__(
@@ -63,11 +67,11 @@ class Simulator:
         self.running: str | None = None
         self.scene: _Scene
         self.gl = _context(choose_renderer(), max(size, 160))
-        from metaworld import env_dict, policies  # noqa: F401 (if at all, it should fail now)
+        from metaworld import env_dict, policies  # noqa: F401 (if it fails, it should fail now)
 
     def spec(self) -> dict[str, Any]:
-        """Actions are what the hand moves in a step (1 is 1 cm) and how the gripper is driven (-1
-        opens, 1 closes). State: where the hand is (m) and how far the gripper is open, 0 to 1."""
+        """Actions are the hand's movement in a step (1 is 1 cm) and the gripper's drive (-1 opens,
+        1 closes). State: the hand's position (m) and the gripper's opening, 0 to 1."""
         return {
             "name": "metaworld",
             "tasks": self.tasks,
@@ -82,7 +86,7 @@ class Simulator:
         }
 
     def reset(self, task: str, seed: int) -> int:
-        """The start that the package draws from this seed, as its benchmark MT1 draws them."""
+        """Starts the episode that the package draws from this seed, as in its benchmark MT1."""
         if self.running != task:
             if self.running is not None:
                 self.scene.close()
@@ -106,11 +110,11 @@ class Simulator:
         return reward, success and self.until_success, False, success
 
     def expert(self) -> np.ndarray:
-        """Action of the package's scripted policy, which sees where everything is.
+        """Action of the package's scripted policy, which sees the positions of all objects.
 
-        Policies that grasp (those with `_grab_effort`) open the hand away from the thing, where
-        some of the package's drive it neither way: after a miss they would press on the thing with
-        closed fingers forever, and show nobody how to grasp again.
+        Policies that grasp (those with `_grab_effort`) open the hand away from the object, where
+        some of the package's policies drive it neither way. After a miss, those would press on the
+        object with closed fingers forever, and would never demonstrate how to grasp again.
         """
         policy = self.scene.policy
         action = np.clip(policy.get_action(self.scene.seen), *self.limits)
@@ -124,7 +128,7 @@ class Simulator:
 
 
 class _Scene:
-    """A task that is loaded, and what draws it once a picture is wanted."""
+    """A loaded task, and its renderer, which is created when the first picture is needed."""
 
     def __init__(self, task: str, max_steps: int, largest: int, antialias: bool = True) -> None:
         from metaworld.env_dict import ALL_V3_ENVIRONMENTS
@@ -184,7 +188,7 @@ class _Drawing:
             else:
                 view.distance, view.azimuth, view.elevation = _DISTANCE, AZIMUTHS[name], _ELEVATION
                 view.lookat = _LOOK_AT
-        env.model.vis.global_.fovy = _FOVY  # of cameras that are not the model's own
+        env.model.vis.global_.fovy = _FOVY  # for cameras that are not the model's own
 
     def picture(self, camera: str, size: int) -> np.ndarray:
         mujoco, model, data = self.mujoco, self.env.model, self.env.data
@@ -202,7 +206,7 @@ class _Drawing:
 
 
 def _context(renderer: str, size: int) -> Any:
-    """OpenGL for this process, made as it starts."""
+    """OpenGL context for this process, created at its start."""
     import mujoco
 
     try:

@@ -204,7 +204,7 @@ PROMPTS = {
         "slide the window shut",
     ),
 }
-"""Two or three wordings of each."""
+"""Two or three wordings of each task."""
 
 PARAPHRASES = {
     "assembly-v3": ("thread the ring over the peg",),
@@ -258,4 +258,4 @@ PARAPHRASES = {
     "window-open-v3": ("push the window open",),
     "window-close-v3": ("shut the window",),
 }
-"""A wording of each that no recording has, to judge policies by."""
+"""A wording of each task that no recording has, for judging policies."""

@@ -1,5 +1,5 @@
-"""MuJoCo's offscreen rendering: through EGL where an NVIDIA driver is, else through OSMesa on the
-CPU, which draws as fast as EGL does there."""
+"""MuJoCo's offscreen rendering: through EGL if there is an NVIDIA driver, else through OSMesa on
+the CPU, which draws as fast as EGL does there."""
 
 import os
 import sys
@@ -13,19 +13,19 @@ def choose_renderer(
     find: Callable[[str], str | None] = find_library,
     nvidia: bool | None = None,
 ) -> str:
-    """Sets MUJOCO_GL and PYOPENGL_PLATFORM; call it before mujoco is imported. What MUJOCO_GL says
-    already is kept.
+    """Sets MUJOCO_GL and PYOPENGL_PLATFORM; call it before mujoco is imported. An existing value of
+    MUJOCO_GL is kept.
 
     Args:
       environment: variables of this process.
-      find: where a shared library of a name is, if anywhere.
+      find: returns the location of a shared library, or None if there is none.
       nvidia: whether there is an NVIDIA driver; None looks.
 
     Returns:
       The choice: "egl", "osmesa" or, on macOS and Windows, "glfw".
 
     Raises:
-      FileNotFoundError: neither library is there.
+      FileNotFoundError: neither library exists.
     """
     if not environment.get("MUJOCO_GL"):
         environment["MUJOCO_GL"] = _choice(find, nvidia)
