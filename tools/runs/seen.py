@@ -103,12 +103,8 @@ class SeenRun:
         """True if a stop put off the evaluation after the last step, which `--resume` makes."""
         trainer = self.config.get("trainer")
         every = trainer.get("eval_every") if isinstance(trainer, dict) else None
-        evaluated = [step for step, _ in self.points(HELD_OUT_LOSS)]
-        return (
-            type(every) is int
-            and due(self.done, every)
-            and self.done > max(evaluated, default=self.done)
-        )
+        last = max((step for step, _ in self.points(HELD_OUT_LOSS)), default=self.done)
+        return type(every) is int and due(self.done, every) and last < self.done
 
     @property
     def _stopped_early(self) -> bool:
