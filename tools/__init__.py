@@ -1,13 +1,13 @@
-"""Command lines, `python -m tools.<command>`, thin over the other folders.
+"""Command lines, `python -m tools.<command>`, as thin layers over the other folders.
 
-Settings that must stand before JAX starts are made here, once for all commands: MJX is up to 100
-times slower with XLA's CPU fusion emitters; programs over several forced devices deadlock unless
-the thread pool is large, which slows all others; and a compiled loop, such as a simulator's, holds
-a thread of the pool, so that with only one for each core what computes beside it starves. Compiled
-programs are kept between commands. Ctrl-C while a command still imports what it needs is said in a
-word, without a traceback. A folder of the user's own that hides one of our packages, as `python -m`
-looks in the working directory first, is named before anything of it is imported. A command that
-is asked for its help does not import JAX.
+Settings that must be made before JAX starts are made here, once for all commands. MJX is up to 100
+times slower with XLA's CPU fusion emitters. Programs over several forced devices deadlock unless
+the thread pool is large, which slows all other programs. A compiled loop, such as a simulator's,
+holds a thread of the pool; with only one thread per core, other computations beside it starve.
+Compiled programs are kept between commands. Ctrl-C while a command is still importing is reported
+in a word, without a traceback. `python -m` looks in the working directory first, so a user's folder
+there may hide one of our packages; it is reported before anything is imported from it. A command
+that is asked for its help does not import JAX.
 """
 
 import os
@@ -23,7 +23,7 @@ _EMITTERS = "--xla_cpu_use_fusion_emitters"
 _FORCED = "--xla_force_host_platform_device_count"
 
 _KNOWN = tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11)
-"""XLA aborts a process that gives it a flag that it does not know."""
+"""XLA aborts a process that passes it a flag that it does not know."""
 
 if _KNOWN and _EMITTERS not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_EMITTERS}=false".strip()

@@ -25,7 +25,7 @@ USAGE = "usage: chiliad [-h] [--version] [--completion] COMMAND [OPTIONS]"
 
 
 def commands() -> dict[str, str]:
-    """The first paragraph of what each command says about itself, by its name."""
+    """The first paragraph of each command's docstring, by the command's name."""
     files = {path.stem: path for path in FOLDER.glob("*.py") if not path.stem.startswith("_")}
     files |= {path.parent.name: path for path in FOLDER.glob("*/__main__.py")}
     texts = {name: files[name].read_text(encoding="utf-8") for name in sorted(files)}
@@ -37,7 +37,7 @@ def commands() -> dict[str, str]:
 
 
 def main() -> None:
-    """Runs the command that the first argument names, with the others as its own."""
+    """Runs the command that the first argument names, with the other arguments."""
     name, *options = sys.argv[1:] or ["--help"]
     known = commands()
     if name in ("-h", "--help"):

@@ -265,7 +265,7 @@ def push_command(
 
 
 def _stage(found: Path, folder: Path, whole: bool) -> None:
-    """A checkpoint as it is pushed, the only one in `folder`."""
+    """Puts into `folder` the checkpoint in the form in which it is pushed, as the only one."""
     if whole:
         copy(found, folder)
         return
@@ -307,7 +307,7 @@ class Difference:
 
 
 def _compare(name: str, first: CheckpointSource, second: CheckpointSource) -> Difference | None:
-    """None if both hold the same numbers; NaN at the same place are the same."""
+    """None if both hold the same numbers; NaNs at the same place count as the same."""
     kinds = (_kind(first, name), _kind(second, name))
     if "absent" in kinds or first.shapes[name] != second.shapes[name]:
         return Difference(name, *kinds)

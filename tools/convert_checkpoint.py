@@ -31,8 +31,8 @@ def convert(policy: Policy, target: Path, to: str) -> None:
     """Writes the policy into the directory `target`.
 
     Raises:
-      ValueError: the directory holds a checkpoint already, or the format cannot hold the model, or
-        not that another robot than its first acts.
+      ValueError: the directory holds a checkpoint already, or the format cannot hold the model or
+        say that a robot other than the first acts.
     """
     config = policy.model.config
     if to == "chiliad":
@@ -103,7 +103,7 @@ def _write_own(policy: Policy, target: Path) -> None:
 
 
 def _led(policy: Policy, processor: Processor) -> Processor:
-    """The processor with the robot that acts before the others, as the first is taken on reading.
+    """The processor with the acting robot before the others, because reading takes the first one.
 
     Raises:
       ValueError: the model tells robots apart by their order.

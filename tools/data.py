@@ -66,7 +66,7 @@ app.command(name="from-robot")(from_robot_command)
 app.command(name="import")(import_command)
 
 _PARTS = ("data", "images", "meta", "videos")
-"""Folders of a LeRobot dataset: nothing else beside them is pushed."""
+"""Folders of a LeRobot dataset; nothing beside them is pushed."""
 INFO = "meta/info.json"
 _PUSHED = PushOptions()
 
@@ -373,7 +373,7 @@ def fast_command(
 
 
 def _console(data_format: str) -> Console:
-    """The terminal of a command that opens datasets, those of a user's format too."""
+    """The terminal of a command that opens datasets, including those of a user's own format."""
     if data_format:
         use_format(data_format)
     return Console()

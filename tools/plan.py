@@ -142,7 +142,7 @@ def plan(
 
 
 def describe(run: PlannedRun, cluster: Cluster, found: Prediction) -> dict[str, Any]:
-    """A prediction as JSON, with what it costs and how it should save."""
+    """A prediction as JSON, with its cost and how often to save."""
     recovery = run.recovery
     mtbf = mean_time_between_failures(cluster.devices, cluster.failures)
     interval = daly(recovery.save, mtbf)
@@ -285,7 +285,7 @@ def compiled(run: PlannedRun, task: TrainingTask, cluster: Cluster, best: Choice
 
     Raises:
       ImportError: the compiler is not installed (extra `plan`).
-      FileNotFoundError: there is no description of the chip for it.
+      FileNotFoundError: the compiler has no description of the chip.
     """
     node = min(cluster.node, cluster.devices)
     config, _, layout = _read(run)
@@ -310,15 +310,15 @@ def explained_step(explanation: Explanation, predicted: Prediction) -> dict[str,
 
 
 def whole_step(seconds: float, predicted: Prediction) -> dict[str, float]:
-    """Step and MFU of a program of so many seconds, with the prediction's host and its wait for the
-    slowest device."""
+    """Step time and MFU of a program that takes `seconds`, with the prediction's host time and its
+    wait for the slowest device."""
     waiting = predicted.step / (predicted.step - predicted.parts["slowest device"])
     step = (seconds + predicted.parts["host"]) * waiting
     return {"step_seconds": step, "mfu": predicted.mfu * predicted.step / step}
 
 
 def _compiled(report: CompiledStep) -> dict[str, Any]:
-    """Bytes held, and sent by kind of collective and axes."""
+    """Bytes held, FLOPs, and bytes sent by kind of collective and axes."""
     sent = {f"{kind} {'+'.join(axes)}": size for (kind, _, axes), size in report.sent.items()}
     return {"memory_bytes": report.memory.peak, "flops": sum(report.flops.values()), "sent": sent}
 
@@ -334,8 +334,8 @@ def _model(config: ModelConfig, remat: Remat, precision: Precision) -> Any:
 
 
 def _read(run: PlannedRun) -> tuple[ModelConfig, OptimizerConfig, Layout]:
-    """A preset's model and optimizer, and rows that so many samples of so many images and text
-    tokens fill without a gap."""
+    """A preset's model and optimizer, and rows that the run's samples, with their numbers of images
+    and text tokens, fill without a gap."""
     preset = load_preset(run.preset)
     samples = run.samples or preset.rows.samples
     model = preset.model.computing(unroll=True) if run.unroll else preset.model

@@ -48,14 +48,15 @@ def quantize(
     activations: bool = False,
     rounding: Callable[[str], Rounding] | None = None,
 ) -> Policy:
-    """The policy with the stacked kernels whose path `pattern` matches in few bits; those that its
-    family names, if None. Float8 kernels may have what they multiply rounded to float8 too.
-    `rounding` of a pattern rounds the kernels that match it, number by number if None.
+    """The policy with its stacked kernels in few bits: those whose path matches `pattern`, or those
+    that its family names if None. With `activations`, what float8 kernels multiply is rounded to
+    float8 too. `rounding`, called with the pattern, gives the function that rounds the matching
+    kernels; None rounds number by number.
 
     Raises:
-      ValueError: the family names none, no kernel matches or one that the family does not read so,
-        the policy is quantised already, activations would be rounded for kernels of another kind,
-        or as `rounding`.
+      ValueError: the family names no kernels, no kernel matches, or one matches that the family
+        cannot read in few bits; the policy is quantised already; activations would be rounded for
+        kernels that are not float8; or as `rounding`.
     """
     config = policy.model.config
     if pattern is None:
@@ -68,7 +69,7 @@ def quantize(
     if rounding is None:
         params = jax.jit(partial(in_few_bits, few))(policy.params)
     else:
-        jax.eval_shape(partial(in_few_bits, few), policy.params)  # refuses what it would at once
+        jax.eval_shape(partial(in_few_bits, few), policy.params)  # raises its errors at once
         params = in_few_bits(few, policy.params, rounding(pattern))
     return replace(policy, model=few.build(), params=params)
 
@@ -80,16 +81,16 @@ def recorded_moments(
     observations: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Moments:
-    """Moments of the kernels whose path `pattern` matches, over about so many observations of a
-    dataset, from all its episodes and evenly spread in each; fewer if it has fewer frames. What
-    fills up a batch counts again, and places that fill up a text count as its tokens do.
+    """Moments of the kernels whose path matches `pattern`, over about `observations` observations
+    of a dataset, from all its episodes and evenly spread in each; fewer if it has fewer frames.
+    Observations that fill up a batch count again, and padding of a text counts as its tokens do.
 
     Args:
       progress: called with (episodes done, episodes).
 
     Raises:
       ValueError, FileNotFoundError, DatasetError: there is no such dataset, it has no frames, or it
-        is not one of the policy's robot.
+        is not of the policy's robot.
     """
     if observations < 1:
         raise ValueError(f"--observations is {observations}; give at least 1.")
@@ -122,8 +123,8 @@ def size(params: Any) -> int:
 
 
 def action_error(policy: Policy, other: Policy, batch: PackedBatch) -> float:
-    """Norm of the difference of the actions that both sample from the same noise, relative to the
-    norm of the first's."""
+    """Norm of the difference between the actions that both policies sample from the same noise,
+    relative to the norm of the first's actions."""
     noise = jax.random.normal(jax.random.key(0), batch.actions.shape)
     actions, others = (
         np.asarray(jax.jit(told(p.model, p.processor).sample_actions)(p.params, batch, noise))

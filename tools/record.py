@@ -21,7 +21,7 @@ from tools.recipes.recording import RecordConfig, record_dataset
 
 
 def main(config: RecordConfig, console: Console) -> None:
-    """Records with a progress bar and says what came of it."""
+    """Records with a progress bar and reports the result."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

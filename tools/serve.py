@@ -48,7 +48,7 @@ _NOISE = {
     "socket.send() raised exception.",
     "SSL connection is closed",
 }
-"""Logged whenever a client vanishes, by the thousand where one wants it."""
+"""Messages that are logged whenever a client vanishes; a client can cause thousands on purpose."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def run(config: ServeConfig, console: Console) -> int:
 
 
 def exposed(config: ServeConfig) -> list[str]:
-    """Warnings of what others could read or use of such a server, in a sentence each."""
+    """Warnings about what others could read or use on such a server, one sentence each."""
     said = []
     for file in filter(None, (config.token_file, config.private_key)):
         mode = file.stat().st_mode & 0o777
@@ -267,7 +267,8 @@ def _is_loopback(host: str) -> bool:
 
 
 def silence_vanished() -> None:
-    """Keeps the log free of lines that say only that a client has vanished, and of controls."""
+    """Keeps the log free of lines that only say that a client has vanished, and of control
+    characters."""
     for name in ("websockets.server", "asyncio"):
         logger(name).addFilter(lambda record: record.msg not in _NOISE)
 

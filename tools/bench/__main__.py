@@ -55,9 +55,9 @@ BENCHMARKS: Mapping[str, str] = {
     "step": "tools.bench.models.step",
     "unrolled": "tools.bench.models.unrolled",
 }
-"""Modules, whose `run` measures."""
+"""Modules whose `run` measures."""
 COMMANDS: Mapping[str, str] = {"all": "tools.bench.all", "pages": "tools.bench.pages"}
-"""Modules, whose `main` is a command about all of them."""
+"""Modules whose `main` is a command about all of them."""
 
 _WITH_PEER = ("cameras", "data", "ladder", "pi05", "stats")
 _WITH_PEERS = ("cameras", "data")

@@ -35,23 +35,23 @@ from tools.command_line.ending import in_a_line
 
 DATA = pages.ROOT / "docs" / "results" / "data"
 QUICK = 5
-"""Minutes that a benchmark may take to be among the quick ones."""
+"""Largest number of minutes that a quick benchmark takes."""
 _PATIENCE = 4
-"""A benchmark is stopped after so many times as long as is expected, and ten minutes more."""
+"""A benchmark is stopped after this many times its expected time, plus ten minutes."""
 
 
 @dataclass(frozen=True)
 class CpuBench:
-    """A benchmark of `tools.bench`, and about how many minutes it takes on two cores: told by its
-    page, or guessed from its rounds."""
+    """A benchmark of `tools.bench`, and about how many minutes it takes on two cores, as its page
+    says or as guessed from its rounds."""
 
     name: str
     minutes: float
     about: str
     peer: str = ""
-    """Package of the other side, in an environment of its own, without which nothing is told."""
+    """Package of the other side, in an environment of its own, which the benchmark needs."""
     of: tuple[str, ...] = ()
-    """Benchmark that it is a part or another size of, and the options that make it so."""
+    """Benchmark of which it is a part or another size, and the options that select it."""
 
 
 BENCHES = (
@@ -104,8 +104,8 @@ BENCHES = (
 
 @dataclass(frozen=True)
 class BenchOutcome:
-    """A benchmark that was begun or left out: seconds (none if it was not begun), and what came of
-    it."""
+    """A benchmark that was begun or left out: seconds (none if it was not begun), and its
+    outcome."""
 
     name: str
     said: str
@@ -148,7 +148,7 @@ def main(
 
 
 def command(bench: CpuBench, peers: Mapping[str, Sequence[Path]]) -> list[str]:
-    """Words that run a benchmark; none if it needs another side and there is none."""
+    """Command that runs a benchmark; empty if it needs another side and none is given."""
     given = [str(python.absolute()) for python in peers.get(bench.name, ())]
     if bench.peer and not given:
         return []
@@ -163,7 +163,7 @@ def measure(
     words: Callable[[CpuBench], Sequence[str]],
     again: bool = False,
 ) -> list[BenchOutcome]:
-    """Runs the benchmarks that have no result yet, each by its words, and keeps their results."""
+    """Runs the benchmarks that have no result yet, each by its command, and keeps their results."""
     out.mkdir(parents=True, exist_ok=True)
     outcomes = []
     for bench in track(benches, "Benchmarks", console=console):
@@ -181,7 +181,8 @@ def measure(
 
 
 def listed(benches: Sequence[CpuBench], out: Path) -> Table:
-    """Benchmarks with the time that each took, where its result tells, or will take, about."""
+    """A table of benchmarks with the time that each took, if there is a result, or is expected to
+    take."""
     table = Table("benchmark", "what it measures", "about", "took", "needs")
     for bench in benches:
         took = _seconds(out / f"{bench.name}.json")

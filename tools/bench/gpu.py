@@ -41,7 +41,7 @@ RESULTS = ROOT / "docs" / "results" / "gpu"
 PAGE = ROOT / "docs" / "results" / "gpu.md"
 _OURS = ("models", "data", "parallel", "sim", "rl", "tools", "tests", "chiliad_client")
 _PATIENCE = 1800
-"""Seconds after which a shrunk measurement is stopped, on machines that are busy otherwise."""
+"""Seconds after which a shrunk measurement is stopped, for machines that are otherwise busy."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Measurement:
     """A benchmark of `tools.bench` (or the gpu tests, without `module`), in a process of its own.
 
     `seconds`: about how long it takes on an H100; `limit`: after how long it is stopped. `wants`:
-    packages without which there is nothing to measure, which is then said and is no failure.
+    packages without which there is nothing to measure; their absence is reported and is no failure.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Measurement:
     """Packages besides those that its modules import at their top."""
     environment: Mapping[str, str] = field(default_factory=dict)
     gpus: int = 1
-    """The fewest with which there is something to measure."""
+    """Smallest number of GPUs with which there is something to measure."""
 
 
 _WHOLE = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"}
@@ -122,7 +122,7 @@ PARTS = tuple(dict.fromkeys(each.part for each in MEASUREMENTS))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs what is asked for; the exit status, 1 if something failed."""
+    """Runs what is asked for; returns the exit status, 1 if something failed."""
     began, options = time.monotonic(), _parser().parse_args(arguments)
     out = options.out or (ROOT / "runs" / "gpu-tiny" if options.tiny else RESULTS)
     if options.tiny and out.resolve() == RESULTS:
@@ -149,9 +149,9 @@ def measure(
     machine: Mapping[str, str],
     began: float,
 ) -> int:
-    """Runs the parts' measurements one after another, those first that were never tried; 1 if some
-    failed. What fails having measured less than an earlier call leaves what that one measured.
-    `began`: when the command did, by `time.monotonic`."""
+    """Runs the parts' measurements one after another, beginning with those that were never tried;
+    returns 1 if some failed. If a measurement fails with fewer results than an earlier call, the
+    earlier results are kept. `began`: start of the command, by `time.monotonic`."""
     out.mkdir(parents=True, exist_ok=True)
     wanted = sorted(
         (each for each in MEASUREMENTS if each.part in parts),
@@ -188,7 +188,7 @@ def measure(
 def run(
     each: Measurement, limit: float, tiny: bool = False, gpus: float = math.inf
 ) -> dict[str, Any]:
-    """Measures in a process of its own: its result, or `error` and why."""
+    """Measures in a process of its own; returns the result, or the reason as `error`."""
     began, since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), time.monotonic()
     about = {"name": each.name, "part": each.part, "began": began}
     if why := _useless(each, gpus):
@@ -222,7 +222,8 @@ def lacking(each: Measurement) -> list[str]:
 
 
 def incomplete(each: Measurement) -> list[str]:
-    """Packages that those which a measurement imports require, and this Python does not have."""
+    """Packages that are required by the packages that a measurement imports, and that this Python
+    does not have."""
     waiting = [one for name in needed(each) for one in _owners().get(name.partition(".")[0], ())]
     seen, found = set(waiting), set[str]()
     while waiting:
@@ -244,7 +245,7 @@ def _owners() -> Mapping[str, list[str]]:
 
 
 def _applies(marker: str) -> bool:
-    """True if a requirement with that marker holds here, besides those of extras."""
+    """True if a requirement with that marker applies here; those of extras do not."""
     if not marker or "extra" in marker:
         return not marker
     try:
@@ -284,7 +285,7 @@ def imported(file: Path) -> frozenset[str]:
 
 
 def describe() -> dict[str, str]:
-    """The first device, and what JAX and its plugins are here; `error` if JAX does not start."""
+    """The first device, and the versions of JAX and its plugins; `error` if JAX does not start."""
     script = (
         "import json, sys, jax; from importlib.metadata import distributions; d = jax.devices()[0];"
         "names = {p.metadata['Name']: p.version for p in distributions()};"
@@ -298,7 +299,7 @@ def describe() -> dict[str, str]:
 
 
 def _say(text: str) -> None:
-    """Prints as `models.terminal` does, whose packages may be lacking here."""
+    """Prints as `models.terminal` does, without its packages, which may be missing here."""
     plain = (c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
     print("".join(plain), flush=True)
 
@@ -402,7 +403,7 @@ def _file(module: str) -> Path | None:
 
 
 def _names(file: Path) -> Iterator[str]:
-    """Modules that a file imports at its top; of ours, also the packages that they are in."""
+    """Modules that a file imports at its top; for ours, also the packages that contain them."""
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]

@@ -1,5 +1,5 @@
-"""The page of what `tools.bench.gpu` measured, made of its JSON alone; without any it says that
-nothing has been measured yet."""
+"""The page of what `tools.bench.gpu` measured, made from its JSON alone; without any JSON, the page
+says that nothing has been measured yet."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,10 +1,11 @@
-"""Time to success: seconds and samples until a policy that begins with nothing acts well, by
-optimizer, chunks, packing and precision (the measure of AlgoPerf, arXiv 2306.07179).
+"""Time to success: seconds and samples until a policy trained from scratch acts well, by optimizer,
+chunks, packing and precision (the measure of AlgoPerf, arXiv 2306.07179).
 
-Of every method with several learning rates the best is taken first, by the error of its actions on
-held-out episodes with a seed of its own; then all settings run with the same seeds. A run keeps
-its checkpoints, which act on validation starts, in order, until one succeeds often enough: no start
-of a published figure is among them. What a run found is kept, so the benchmark can be interrupted.
+For every method with several learning rates, the best one is chosen first, by the error of its
+actions on held-out episodes, with a seed of its own. Then all settings run with the same seeds. A
+run keeps its checkpoints, which act on validation starts, in order, until one succeeds often
+enough; no start of a published figure is among these starts. The results of runs are kept, so the
+benchmark can be interrupted.
 """
 
 import hashlib
@@ -32,7 +33,7 @@ from tools.recipes.presets import RowsConfig, RunConfig, load_preset
 from tools.recipes.recording import RecordConfig, record_dataset
 
 VALIDATION = 1_500_000_000
-"""First seed of the starts that decide here."""
+"""First seed of the validation starts."""
 _TUNED_BY = 1000
 """Seed of the runs that choose learning rates."""
 
@@ -70,7 +71,8 @@ class LearnResult(NamedTuple):
     samples: int | None
     seconds: float | None
     error: float
-    """Mean square of held-out actions, of that of always giving the mean action, at the end."""
+    """Mean squared error of held-out actions at the end, relative to that of always giving the mean
+    action."""
 
 
 def _model(**changes: Any) -> Callable[[RunConfig], RunConfig]:
@@ -86,7 +88,7 @@ def _optimizer(**changes: Any) -> Callable[[RunConfig], RunConfig]:
 
 
 def _padded(preset: RunConfig) -> RunConfig:
-    """As many samples a step, each in a row of its own."""
+    """The preset with as many samples per step, each in a row of its own."""
     number = preset.rows.number * preset.rows.samples
     return replace(preset, rows=RowsConfig(number=number, samples=1))
 
@@ -190,8 +192,8 @@ def _row(
 
 
 def _spread(name: str, values: Sequence[float | None]) -> dict[str, Any]:
-    """The median and the range, in which the true median is with 1 - 2^(1 - n) where n are drawn;
-    None for what was never reached."""
+    """The median and the range, which holds the true median with probability 1 - 2^(1 - n) for n
+    values; None for what was never reached."""
     known = [math.inf if value is None else value for value in values]
     found = [None if math.isinf(x) else x for x in (median(known), min(known), max(known))]
     return {name: found[0], f"{name}_range": found[1:]}

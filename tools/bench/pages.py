@@ -35,7 +35,7 @@ _BLOCK = re.compile(
 )
 _FIGURE = re.compile(r"\{([^{}:]+)(?::([^{}]*))?\}")
 _ROUNDING = 0.05
-"""A share that was written with four digits may be so far from a whole number of its starts."""
+"""Largest distance from a whole number of starts of a share that was written with four digits."""
 
 
 def main(root: Path = ROOT) -> None:
@@ -56,7 +56,7 @@ def made(root: Path) -> Iterator[tuple[Path, str]]:
     """Pages that take figures from JSON, each with its text as it should be.
 
     Raises:
-      ValueError: a page asks for what its JSON has not, or a comment has no end.
+      ValueError: a page asks for something that its JSON lacks, or a comment has no end.
     """
     for page in (root / "README.md", *sorted((root / "docs").rglob("*.md"))):
         text = page.read_text(encoding="utf-8")
@@ -126,7 +126,8 @@ def _keys(found: Any) -> list[str]:
 
 
 def _at(found: Any, path: str) -> Any:
-    """The value at a path; a key may have dots, and of several that fit the longest is taken."""
+    """The value at a path; a key may have dots, and of several keys that fit, the longest is
+    taken."""
     while path:
         names = _keys(found) if isinstance(found, dict | list) else []
         fitting = [name for name in names if f"{path}.".startswith(f"{name}.")]

@@ -1,5 +1,5 @@
-"""The other half of a benchmark: a script under another Python, asked line by line, so that rounds
-of ours and of its alternate."""
+"""The other half of a benchmark: a script under another Python, asked line by line, so that our
+rounds and its rounds alternate."""
 
 import json
 import os

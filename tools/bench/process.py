@@ -1,5 +1,5 @@
-"""A benchmark in a process of its own, with a time limit; it ends with all that it started, and
-with us."""
+"""A benchmark in a process of its own, with a time limit. When it is stopped, everything that it
+started is stopped too; it also ends when this process ends."""
 
 import json
 import os
@@ -23,8 +23,8 @@ def ended(
     limit: float,
     read: Callable[[str], dict[str, Any]],
 ) -> dict[str, Any]:
-    """Runs a command to its end, or to the limit, with all that it started; its stdout, read,
-    beside `error` if it failed or was stopped."""
+    """Runs a command to its end, or to the limit, at which everything that it started is stopped
+    too; returns its stdout as `read` parses it, with `error` if it failed or was stopped."""
     with (
         tempfile.TemporaryFile() as said,
         tempfile.TemporaryFile() as wrong,

@@ -1,9 +1,9 @@
-"""Requests per second of one server that batches over 8 clients, against the same server that
-answers one at a time; and the seconds of its start (`start`, see `serve_start`). With `--width
-real` the start alone, of π0.5 as released, in bfloat16.
+"""Requests per second of one server that batches over 8 clients, compared with the same server
+answering one at a time; and the seconds of its start (`start`, see `serve_start`). With `--width
+real`, only the start is measured, of π0.5 as released, in bfloat16.
 
 Both serve the same policy over websockets in this process; rounds alternate, and the clients, which
-ask again as soon as they are answered, are a process of their own.
+send the next request as soon as they are answered, are a process of their own.
 """
 
 import asyncio
@@ -40,8 +40,8 @@ _MODEL = replace(
     expert=_STACK,
     chunks=1,
 )
-"""53 million parameters: large beside a core's cache, as π0.5 is beside a GPU's, so a step costs
-mostly the reading of weights, and little more for eight chunks than for one."""
+"""53 million parameters: large compared with a core's cache, as π0.5 is with a GPU's, so a step
+costs mostly the reading of weights, and little more for eight chunks than for one."""
 _DEADLINE = 0.02
 _LIMITS = Limits(rate=1e6)
 _PROMPT = "lift the red block"
@@ -58,8 +58,8 @@ class ClientLoad:
 
 
 def run(console: Console, load: ClientLoad | None = None, width: Width = "small") -> dict[str, Any]:
-    """Requests per second; `ratio` is that of batches over one at a time. With real widths it is
-    that of a first start's seconds over a later one's, to the first answer."""
+    """Requests per second; `ratio` is that of batches over one at a time. With real widths, it is
+    the seconds to the first answer of a first start over those of a later one."""
     if width == "real":
         return _real_start(console)
     policy = make_policy()

@@ -1,8 +1,8 @@
 """Seconds of a server's start: until it answers, with nothing kept from before, with the programs
 of an earlier start, and, as an alternative, with every batch compiled before the first answer.
 
-Each is the command itself, in a process and a cache of its own, asked once by a robot that connects
-as soon as it listens.
+Each start runs the command itself, in a process and with a cache of its own; a robot connects as
+soon as it listens and sends one request.
 """
 
 import os
@@ -37,7 +37,7 @@ def starts(
     made: Callable[[], Policy], console: Console, kinds: Sequence[str] = tuple(_KINDS)
 ) -> dict[str, dict[str, float]]:
     """Seconds from the command to "listening", to "ready" and to the first "answer", and the
-    server's "cpu" seconds, for each kind of start of the policy that is made."""
+    server's "cpu" seconds, for each kind of start of the policy that `made` makes."""
     with tempfile.TemporaryDirectory() as scratch:
         root, found = Path(scratch), {}
         convert(made(), root / "run", "chiliad")
@@ -92,6 +92,6 @@ def _observation(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cpu() -> float:
-    """Seconds of all cores that ended children took."""
+    """CPU-seconds that ended child processes took."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

@@ -1,1 +1,1 @@
-"""Shared by the commands: how they end, ask for consent, and say versions."""
+"""Code that the commands share: how they end, ask for consent, and report versions."""

@@ -1,5 +1,5 @@
-"""Completion of commands, subcommands and options in bash. Every command's `--help` is read once,
-for the script: making it takes most of a second, too long for each press of Tab.
+"""Bash completion of commands, subcommands and options. Every command's `--help` is read once, when
+the script is made: printing a help takes most of a second, too long for each press of Tab.
 """
 
 import os
@@ -25,11 +25,10 @@ complete -o default -F _chiliad chiliad
 
 
 def bash_completion(commands: Iterable[str]) -> str:
-    """A script for bash that completes these commands, what they list in their help and, after
-    that, names of files.
+    """A bash script that completes these commands, then what their help lists, then file names.
 
     Raises:
-      ValueError: a command does not tell its options.
+      ValueError: the `--help` of a command fails.
     """
     names = [name.replace("_", "-") for name in commands]
     with ThreadPoolExecutor(os.cpu_count()) as pool:

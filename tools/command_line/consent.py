@@ -11,8 +11,8 @@ from models.terminal import Console
 
 
 def consent(trust: bool, alone: bool, console: Console) -> Consent:
-    """Consent to everything with `--trust`; else to what the user has agreed to before, or agrees
-    to now: a process that is `alone` asks, at a terminal."""
+    """Consent to everything with `--trust`; otherwise to what the user has agreed to before. A
+    process that is `alone` and at a terminal also asks now."""
     if trust:
         return always
     asks = alone and console.is_terminal and sys.stdin is not None and sys.stdin.isatty()

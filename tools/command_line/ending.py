@@ -1,5 +1,5 @@
-"""End of a command that cannot go on: where the cause lies outside of the code, such as a full disk
-or Ctrl-C, with a line on stderr and an exit code, and no traceback.
+"""End of a command that cannot continue. If the cause lies outside the code, such as a full disk or
+Ctrl-C, the command ends with one line on stderr and an exit code, without a traceback.
 """
 
 import sys
@@ -13,10 +13,11 @@ from parallel.hosts import exits
 
 @contextmanager
 def in_a_line(kept: str = "", writing: str | Path | None = None) -> Iterator[None]:
-    """Ends the program so where the block fails; errors that may be faults of the code are raised.
+    """Ends the program in this way if the block fails; errors that may be bugs in the code are
+    raised.
 
     Args:
-      kept: what is not lost to Ctrl-C or to a disk that fails, and how to go on.
+      kept: text on what is kept after Ctrl-C or a disk failure, and how to continue.
       writing: what the block writes, for errors that do not name their file.
     """
     try:

@@ -1,8 +1,8 @@
-"""`--help` of any command without JAX: the command is imported and tyro makes the text of its real
-dataclasses and functions, but the packages that only compute, read or send are left out.
+"""`--help` of any command without JAX. The command is imported, and tyro makes the text from its
+real dataclasses and functions, but packages that only compute, read or send data are left out.
 
-In their place stands a placeholder that does nothing, enough for modules to define their functions,
-classes and configs. It lasts for a process that prints help and ends.
+Placeholders that do nothing stand in for these packages, enough for modules to define their
+functions, classes and configs. They last only in a process that prints help and ends.
 """
 
 import re
@@ -28,11 +28,11 @@ LEFT_OUT = frozenset({
 
 
 def asks_for_help(arguments: Sequence[str]) -> bool:
-    """True for arguments with which a command prints its help.
+    """True for arguments that make a command print its help.
 
-    What stands behind `--` is another command's. Where Python of the user's own is named
-    (`--preset FILE.py:NAME`), which may compute what is a default, it is False: that help is
-    made with everything imported.
+    Arguments after `--` belong to another command. False if the arguments name a user's own Python
+    file (`--preset FILE.py:NAME`), which may compute defaults: that help is made with everything
+    imported.
     """
     ours = list(arguments)[: [*arguments, "--"].index("--")]
     return not {"-h", "--help"}.isdisjoint(ours) and not any(".py" in word for word in ours)
@@ -40,11 +40,12 @@ def asks_for_help(arguments: Sequence[str]) -> bool:
 
 def leave_out_what_computes() -> None:
     """Makes placeholders of the packages that are imported from now on, in a process that is to
-    print help: one that parses its options and goes on is ended. Does nothing once JAX is there."""
+    print help. A process that parses its options and continues is ended. Does nothing once JAX is
+    imported."""
     if "jax" in sys.modules:
         return
     sys.meta_path.insert(0, _Finder())
-    if find_spec("tyro") is not None:  # `tools.bench.gpu` does without, to say what is missing
+    if find_spec("tyro") is not None:  # `tools.bench.gpu` works without it, to say what is missing
         _end_after_parsing()
 
 

@@ -1,4 +1,4 @@
-"""Options by the names that they had before, which work for one more release with a warning."""
+"""Former names of options, which work for one more release with a warning."""
 
 import sys
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ def current_options(arguments: Sequence[str], *kinds: Any, **renamed: str) -> li
     stderr.
 
     Args:
-      kinds: config classes whose fields, and those of configs in them, are the options.
+      kinds: config classes; their fields, and those of nested configs, are the options.
       renamed: further options, old name to new (`steps="euler_steps"`).
     """
     paths = {old: new for kind in kinds for old, new in old_paths(kind)} | renamed

@@ -1,6 +1,6 @@
-"""A folder with its card put on the Hugging Face hub or into a bucket, for the commands that push.
+"""Upload of a folder and its card to the Hugging Face hub or a bucket, for the commands that push.
 
-Nothing that is there is replaced unless it is asked for, and a repository that is made is private.
+Existing files are replaced only on request, and a new repository is private by default.
 """
 
 import sys
@@ -38,11 +38,11 @@ def push(
     kind: hub.Kind,
     tag: str | None = None,
 ) -> str:
-    """Puts files of a folder and a card there; returns where they can be seen. The last of `names`
-    goes last, so that it can mark the others whole.
+    """Uploads files of a folder and a card; returns the address at which they can be seen. The last
+    of `names` is uploaded last, so that it can mark the others as complete.
 
     Raises:
-      ValueError: there is something else already, or the URL is neither the hub's nor a bucket's.
+      ValueError: something else is there already, or the URL is neither the hub's nor a bucket's.
       OSError: access is refused, or the upload failed.
     """
     if url.startswith("hf://"):

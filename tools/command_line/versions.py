@@ -24,12 +24,12 @@ def versions() -> dict[str, str]:
 def _version(package: str) -> str:
     try:
         return version(package)
-    except PackageNotFoundError:  # a benchmark that does without it
+    except PackageNotFoundError:  # a benchmark that works without it
         return "not installed"
 
 
 def _processor() -> str:
-    """The processor's name where the system tells it (Linux), its architecture elsewhere."""
+    """The processor's name where the system reports it (Linux), its architecture elsewhere."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

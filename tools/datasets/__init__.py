@@ -1,1 +1,1 @@
-"""Parts of `python -m tools.data`: commands with much to say, tables and bars."""
+"""Parts of `python -m tools.data`: its larger commands, tables and progress bars."""

@@ -33,7 +33,7 @@ def steps() -> Iterator[Report]:
 
 @contextmanager
 def progress(what: str, unit: str = "frames") -> Iterator[Callable[[int, int], None]]:
-    """A bar of work done and work in all, with its rate and the time left."""
+    """A bar of the work done out of the total, with its rate and the time left."""
     with Progress(*_bar("{task.fields[rate]:.0f} " + f"{unit}/s")) as shown:
         task = shown.add_task(what, total=None, rate=0.0)
 

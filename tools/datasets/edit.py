@@ -1,4 +1,4 @@
-"""The command `python -m tools.data edit`: what is typed, as an edit of data/edit."""
+"""The command `python -m tools.data edit`: turns its options into an edit of data/edit."""
 
 import os
 from dataclasses import dataclass
@@ -119,10 +119,10 @@ def edit_command(
 
 
 def read_edit(options: EditOptions) -> Edit:
-    """The edit that options say.
+    """The edit that the options describe.
 
     Raises:
-      ValueError: one is malformed; names it.
+      ValueError: an option is malformed; the message names it.
     """
     encoding = None
     if options.codec is not None:

@@ -1,8 +1,8 @@
-"""The command `python -m tools.data from-robot`: what `chiliad_client.EpisodeRecorder` kept of a
-robot, as a LeRobot dataset.
+"""The command `python -m tools.data from-robot`: makes a LeRobot dataset from what
+`chiliad_client.EpisodeRecorder` recorded on a robot.
 
-Columns stay as they are, and so do ticks at which the robot was held or stopped: `mode` tells them,
-and `delta_t` where the loop missed some.
+Columns are kept as recorded, including ticks at which the robot was held or stopped: `mode` marks
+these ticks, and `delta_t` shows where the loop missed some.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,7 +30,7 @@ OutPath = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
 
 _IMAGES = "observation.images."
 _KEPT = ("mode", "age")
-"""Columns of whole numbers that go along, beside the action and what was observed."""
+"""Integer columns that are kept beside the action and the observation."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def read_robot_episode(file: Path) -> RobotEpisode:
     """An episode of a robot's recording.
 
     Raises:
-      DatasetError: it is damaged or something else; names the file and what is wrong in it.
+      DatasetError: the file is damaged or something else; the message names it and the problem.
     """
     try:
         with np.load(file) as content:
@@ -119,5 +119,5 @@ def from_robot_command(seen: SeenPath, out: OutPath) -> None:
 
 
 def _picture(stored: Any) -> UInt8[np.ndarray, "_h _w 3"]:
-    """A picture as it was kept, or of a JPEG's bytes."""
+    """A picture as stored, decoded if it is stored as the bytes of a JPEG."""
     return simplejpeg.decode_jpeg(stored, "RGB") if isinstance(stored, bytes) else stored

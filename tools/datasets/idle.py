@@ -75,7 +75,7 @@ def _masks(found: list[IdleFrames]) -> tuple[list[np.ndarray], list[np.ndarray]]
 
 
 def _show(console: Console, found: list[IdleFrames]) -> None:
-    """Episodes with the most idle frames, and where in them these lie."""
+    """Shows the episodes with the most idle frames, and where in them these frames lie."""
     names = ("Episode", "Frames", "Still at first", "Between", "At last", "Doubled")
     shown = table(*(Column(name, justify="right") for name in names))
     most = sorted(range(len(found)), key=lambda i: -int((found[i].still | found[i].doubled).sum()))

@@ -1,5 +1,5 @@
 """Options of the commands that work on whole datasets: where the work is done, and the catalogue
-that is told what was made."""
+that records what was made."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -44,16 +44,16 @@ class LakeOptions(RayOptions):
 HERE, ALONE = RayOptions(), LakeOptions()
 
 Note = Callable[[str | Path], None]
-"""Tells the catalogue of a dataset or store that was made."""
+"""Records in the catalogue a dataset or store that was made."""
 
 
 @contextmanager
 def on_cluster(options: RayOptions, console: Console, data_format: str = "") -> Iterator[None]:
-    """Does the jobs of a block where the options say, and prints what became of the work.
+    """Runs the jobs of a block where the options say, and prints a summary of a cluster's work.
 
     Raises:
-      ValueError: Ray is not installed, there is none at the address, or a format of the user's own
-        is asked of it.
+      ValueError: Ray is not installed or not found at the address, or a cluster is to read a format
+        of the user's own.
     """
     if not options.chosen:
         yield
@@ -78,8 +78,8 @@ def lake(
     data_format: str = "",
     recorded: bool = False,
 ) -> Iterator[Note]:
-    """`on_cluster`, with a function that tells the catalogue, if there is one, what was made of the
-    datasets at `paths` (or the recordings, if they are `recorded`).
+    """`on_cluster`, with a function that records in the catalogue, if there is one, what was made
+    from the datasets at `paths` (or from the recordings there, if `recorded`).
 
     Raises:
       ValueError: as `on_cluster`, or the folder is no catalogue or cannot be written.

@@ -16,7 +16,7 @@ from data.view.view import dimension_names
 from models.terminal import Console
 
 _MOST_SHOWN = 1000
-"""Characters of a task."""
+"""Largest number of characters of a task."""
 
 
 def show_dataset(console: Console, path: str, dataset: Dataset) -> None:
@@ -110,10 +110,11 @@ def show_difference(console: Console, found: RecordingDifference) -> None:
 
 
 def robot_of(dataset: Dataset) -> str:
-    """Key of datasets scaled alike: the robot type, or the dataset where that is not known."""
+    """Key of datasets that are scaled alike: the robot type, or the dataset if its robot is
+    unknown."""
     return dataset.robot_type or str(dataset.root)
 
 
 def table(*columns: Column | str) -> Table:
-    """A table as all of them look."""
+    """A table in the style that all of them share."""
     return Table(*columns, box=SIMPLE_HEAD, show_edge=False, pad_edge=False)

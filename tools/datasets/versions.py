@@ -20,7 +20,7 @@ from models.files.bucket import Bucket
 
 
 def typed() -> str:
-    """The command line that this process was started by, for a shell to run again."""
+    """The command line with which this process was started, for a shell to run again."""
     program = Path(sys.argv[0])
     name = f"python -m tools.{program.stem}" if program.suffix == ".py" else program.name
     return f"{name} {shlex.join(sys.argv[1:])}"
@@ -32,7 +32,7 @@ def version_of(
     """The present version of a dataset or frame store.
 
     Args:
-      command: what made it of the `parents`; empty if it is only looked at.
+      command: command that made it from the `parents`; empty if it is only read.
 
     Raises:
       ValueError: there is none, or it is damaged.
@@ -77,7 +77,7 @@ def recordings(paths: Sequence[str]) -> list[DatasetVersion]:
 
 
 def absolute(path: str | Path) -> str:
-    """A path that other processes understand; a URL stays."""
+    """A path that other processes understand; a URL stays as it is."""
     return str(path) if "://" in str(path) else str(Path(path).absolute())
 
 

@@ -1,9 +1,9 @@
-"""A policy's whole act as one pure function of arrays: what a robot has in, actions in its units
-out.
+"""A policy's whole act as one pure function of arrays: the robot's observations in, actions in its
+units out.
 
-Between them stands what `Policy.act` does on the host: a row is laid out by tables made of
-`Policy.rows`, one line for each length of the prompt, and scaling is part of the program. Only the
-reading of words stays outside, and the fitting of pictures to the size that the model sees.
+The function includes what `Policy.act` does on the host: tables made from `Policy.rows`, with one
+line for each length of the prompt, lay out a row, and scaling is part of the program. Only reading
+words and fitting pictures to the size that the model sees stay outside.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,8 +38,8 @@ class Act:
     """`policy` for `batch` observations with a picture of each of `cameras`, in this order.
 
     Raises:
-      ValueError: the policy came without its processor, lacks a camera or needs one more, or
-        says subtasks.
+      ValueError: the policy came without its processor, lacks a camera or needs one more, or writes
+        subtasks.
     """
 
     policy: Policy
@@ -65,7 +65,7 @@ class Act:
 
     @property
     def processor(self) -> Processor:
-        """The policy's."""
+        """The policy's processor."""
         return processor_of(self.policy, "an exported policy's robot")
 
     @property
@@ -75,7 +75,7 @@ class Act:
 
     @property
     def inputs(self) -> Specs:
-        """The arrays that one call takes besides the weights, in their order."""
+        """Arrays that one call takes besides the weights, in order."""
         robot, processor, config = self.robot, self.processor, self.policy.model.config
         size, rows = processor.image_size, self.batch
         kinds: dict[str, tuple[tuple[int, ...], Any]] = {
@@ -92,7 +92,7 @@ class Act:
 
     @property
     def outputs(self) -> Specs:
-        """The arrays that one call gives."""
+        """Arrays that one call returns."""
         shape = self.batch, self.processor.horizon, len(self.robot.actions.offset)
         return {"actions": jax.ShapeDtypeStruct(shape, np.dtype(np.float32))}
 
@@ -110,7 +110,7 @@ class Act:
     def __call__(
         self, weights: Mapping[str, Array], inputs: Mapping[str, Array]
     ) -> Float[Array, "b h a"]:
-        """Actions in the robot's units, to trace."""
+        """Actions in the robot's units; to be traced."""
         params = jax.tree.unflatten(
             jax.tree.structure(self.policy.params), [weights[name] for name in self.weights]
         )
@@ -140,7 +140,7 @@ class Act:
         return PackedBatch(**(first | laid | changed))
 
     def _shown(self, images: Array) -> Array:
-        """The pictures that the model sees, of which those of absent cameras may be black."""
+        """Pictures that the model sees; those of absent cameras may be black."""
         seen = [self.robot.cameras[i] for i in self._sample.cameras]
         if seen == list(self.cameras):
             return images
@@ -165,7 +165,7 @@ class Act:
 
     @cached_property
     def _sample(self) -> Sample:
-        """An observation with the longest prompt, its pictures blank."""
+        """An observation with the longest prompt and blank pictures."""
         return self._of(self.longest)
 
     @cached_property
@@ -188,7 +188,7 @@ class Act:
 
     @cached_property
     def _image_at(self) -> tuple[int, ...]:
-        """Places of the pictures between the words of a chat, which no prompt moves."""
+        """Places of the pictures between the words of a chat; no prompt moves them."""
         if not self.processor.chat:
             return ()
         still, pictures = np.zeros(self.processor.state_dim, np.float32), len(self.cameras)
@@ -202,7 +202,7 @@ class Act:
 
 
 def whole(policy: Policy, cameras: Sequence[str] = (), batch: int = 1) -> Act:
-    """The act of a policy that sees these of its cameras, all if none are named.
+    """The act of a policy that sees these of its cameras, or all if none are named.
 
     Raises:
       ValueError: as `Act`.
@@ -213,8 +213,8 @@ def whole(policy: Policy, cameras: Sequence[str] = (), batch: int = 1) -> Act:
 
 def _scaled(state: Float[Array, "b s"], robot: Embodiment) -> Float[Array, "b s"]:
     """The state in the model's units. The host computes in 64 bits; here the offset is the sum of
-    two f32, so that a dim that hardly moves keeps its digits; the barrier keeps a compiler from
-    adding them."""
+    two f32, so that a dim that hardly moves keeps its digits. The barrier keeps a compiler from
+    adding the two."""
     offset = np.asarray(robot.state.offset)
     high = offset.astype(np.float32)
     low = (offset - high).astype(np.float32)

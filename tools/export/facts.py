@@ -44,11 +44,11 @@ _FITS: dict[Resize, str] = {
 
 
 def facts(act: Act, form: str, file: str, names: dict[str, Any], weights: Any) -> dict[str, Any]:
-    """All that a program without our packages needs to know.
+    """Everything that a program without our packages needs to know.
 
     Args:
-      file: the program's, in the same folder.
-      names: of the dims of "state" and "actions", where they are known.
+      file: name of the program's file, in the same folder.
+      names: names of the dims of "state" and "actions", where they are known.
       weights: the program's further inputs, if they are not in its file.
     """
     processor, robot = act.processor, act.robot

@@ -208,7 +208,7 @@ def _split(w: Writer, equation: Any, x: Value) -> list[Value]:
 
 
 def _unstacked(w: Writer, equation: Any, x: Value) -> list[Value]:
-    """JAX 0.12's for `x[0], x[1], …`."""
+    """JAX 0.12's primitive for `x[0], x[1], …`."""
     parts = range(len(equation.outvars))
     axis = equation.params["axis"]
     return [w.add("Gather", [x, np.array(i)], *_like(equation, i), axis=axis) for i in parts]
@@ -248,7 +248,7 @@ def _product(w: Writer, equation: Any, x: Value, y: Value) -> Value:
 
 
 def _within(w: Writer, index: Value, sizes: Sequence[int]) -> tuple[Value, Value]:
-    """Indices clipped to `sizes`, and where they were within."""
+    """Indices clipped to `sizes`, and a mask of the indices that were within."""
     most = np.array(sizes, np.int64) - 1
     clipped = w.add("Max", [index, np.zeros_like(most)], index.shape, np.int64)
     clipped = w.add("Min", [clipped, most], index.shape, np.int64)
@@ -349,8 +349,8 @@ def _scan(w: Writer, equation: Any, *operands: Value) -> list[Value]:
 
 
 def _scanned(params: Any, operands: Sequence[Value]) -> tuple[Sequence[Value], ...]:
-    """A loop's constants, what it carries, and what it takes a part of in each turn. JAX says how
-    many there are, from 0.12 on by trees."""
+    """A loop's constants, its carry, and the arrays of which it takes one slice per iteration. JAX
+    gives their numbers, from 0.12 on as trees."""
     if "ft_in" in params:
         return tuple(map(tuple, params["ft_in"].update(operands).unpack()))
     consts, carries = params["num_consts"], params["num_carry"]

@@ -1,9 +1,9 @@
 """A traced program (a jaxpr) as an ONNX graph, primitive by primitive.
 
-Ours because jax2onnx 0.15 to 0.17.1 want an orbax-checkpoint older than the one that checkpoints
-are read with. Loops stay loops (`Scan`), weights stay where they are stacked, and what depends on
-no input is computed here. `models.attention` and the samplers need some sixty primitives, which
-`onnx_rules` spells one by one; another is refused by name.
+We have our own writer because jax2onnx 0.15 to 0.17.1 require an older orbax-checkpoint than the
+one that reads checkpoints. Loops stay loops (`Scan`), stacked weights stay stacked, and values that
+depend on no input are computed here. `models.attention` and the samplers need some sixty
+primitives, each with a rule in `onnx_rules`; any other primitive is refused by name.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,10 +18,10 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from onnx import TensorProto, helper, numpy_helper
 
 OPSET = 18
-"""Version of ONNX's operators: the first with reductions of given axes and scatters that take the
-largest."""
+"""Version of ONNX's operators: the first with reductions over given axes and scatters that take the
+maximum."""
 _FOLDED = 2**18
-"""Elements up to which a value that depends on no input is computed here."""
+"""Largest number of elements of a value that is computed here because it depends on no input."""
 _ALIGNMENT = 4096
 
 
@@ -80,19 +80,19 @@ class Writer:
     def add(
         self, kind: str, operands: Sequence[Value], shape: Sequence[int], dtype: Any, **how: Any
     ) -> Node:
-        """The only result of a new node."""
+        """Adds a node; returns its only result."""
         found = Node(self.name(kind), tuple(shape), np.dtype(dtype))
         self.node(kind, [self.read(x) for x in operands], [found.name], **how)
         return found
 
     def node(self, kind: str, inputs: Sequence[str], outputs: Sequence[str], **how: Any) -> None:
-        """A new node."""
+        """Adds a node."""
         self.nodes.append(helper.make_node(kind, inputs, outputs, **how))
 
     def jaxpr(
         self, jaxpr: Jaxpr, consts: Sequence[Value], operands: Sequence[Value]
     ) -> list[Value]:
-        """Results of a traced program.
+        """Adds a traced program; returns its results.
 
         Raises:
           ValueError: one of its primitives has no rule.
@@ -113,7 +113,7 @@ class Writer:
         return [value(x) for x in jaxpr.outvars]
 
     def closed(self, closed: ClosedJaxpr, operands: Sequence[Value]) -> list[Value]:
-        """`jaxpr` of one with its constants."""
+        """`jaxpr` for a program that comes with its constants."""
         return self.jaxpr(closed.jaxpr, [np.asarray(x) for x in closed.consts], operands)
 
     def _results(self, equation: Any, operands: list[Value]) -> list[Value]:
@@ -140,8 +140,8 @@ class Writer:
     def graph(
         self, name: str, inputs: Sequence[Node], outputs: Sequence[tuple[str, Value]]
     ) -> onnx.GraphProto:
-        """The graph of what was added. Each output gets the name given, as an output may be neither
-        an input nor a value of the graph around this one."""
+        """The graph of what was added. Each output becomes a value of its own with the given name,
+        because an output may be neither an input nor a value of the surrounding graph."""
         infos = []
         for given, value in outputs:
             self.node("Identity", [self.read(value)], [given])
@@ -158,7 +158,7 @@ _LOOPS = {"scan", "while", "cond"}
 
 
 def kind(dtype: Any) -> int:
-    """ONNX's number of a dtype."""
+    """ONNX's number for a dtype."""
     return helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
 
 
@@ -169,8 +169,8 @@ def model_of(
     output: str,
     rules: Mapping[str, Rule],
 ) -> tuple[onnx.ModelProto, dict[str, Any]]:
-    """The model that computes `act(weights, inputs)`, and the weights and constants that it names,
-    which are not part of it yet.
+    """The model that computes `act(weights, inputs)`, and the weights and constants that it refers
+    to by name, which are not part of it yet.
 
     Raises:
       ValueError: as `Writer.jaxpr`.
@@ -193,8 +193,8 @@ def model_of(
 
 
 def write(model: onnx.ModelProto, path: Any, arrays: Mapping[str, Any], beside: str) -> None:
-    """Writes a model to `path` and its arrays to the file `beside` it, one at a time, each where a
-    page begins, so that a runtime can map them."""
+    """Writes a model to `path` and its arrays to the file `beside` it, one at a time, each at the
+    start of a page, so that a runtime can map them into memory."""
     with open(path.parent / beside, "wb") as file:
         for name, array in arrays.items():
             file.write(bytes(-file.tell() % _ALIGNMENT))

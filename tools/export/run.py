@@ -1,11 +1,11 @@
-"""An exported policy, run without the packages that made it: the program beside this file.
+"""Run an exported policy, the program beside this file, without the packages that made it.
 
     python run.py                          # answers a blank observation and says how long it took
     python run.py inputs.npz actions.npy   # answers the arrays in a file
 
 Needs numpy and, as policy.json says, onnxruntime (format "onnx") or jax and flatbuffers (format
-"stablehlo"); for prompts sentencepiece or tokenizers, if the policy reads with such a tokenizer. In
-Python:
+"stablehlo"). Prompts also need sentencepiece or tokenizers, if the policy's tokenizer is of that
+kind. In Python:
 
     from run import ExportedPolicy
     policy = ExportedPolicy("exported")
@@ -58,7 +58,7 @@ class ExportedPolicy:
         return np.random.default_rng(seed).standard_normal(spec["shape"], np.float32)
 
     def tokens(self, prompts, states):
-        """Token ids of prompts, filled up with 0, and their lengths."""
+        """Token ids of prompts, padded with 0, and their lengths."""
         (spec,) = [spec for spec in self.facts["inputs"] if spec["name"] == "tokens"]
         found, length = np.zeros(spec["shape"], np.int32), np.zeros(spec["shape"][0], np.int32)
         for i, (prompt, state) in enumerate(zip(prompts, states, strict=True)):

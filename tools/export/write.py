@@ -31,11 +31,12 @@ def write(
     """Writes the folder `out` with a policy's program, weights, facts and example.
 
     Args:
-      cameras: those whose pictures are sent, all if none are named.
-      names: of the dims of "state" and "actions".
+      cameras: cameras whose pictures are sent; all if none are named.
+      names: names of the dims of "state" and "actions".
 
     Raises:
-      ValueError: the folder is not empty, or the policy is not one program, or not one of ONNX.
+      ValueError: the folder is not empty, or the policy cannot be written as one program, or not in
+        ONNX.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} exists and is not empty; give a new folder as --out.")
@@ -59,7 +60,8 @@ def _stablehlo(act: Act, out: Path) -> tuple[str, dict[str, str]]:
 
 
 def _plain(x: np.ndarray) -> np.ndarray:
-    """The bits of numbers that numpy's files do not know, such as bfloat16."""
+    """An array that numpy's files can hold: the bits of dtypes that they do not know, such as
+    bfloat16."""
     return x if x.dtype.isbuiltin == 1 else x.view(f"u{x.dtype.itemsize}")
 
 

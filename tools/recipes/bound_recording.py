@@ -1,5 +1,5 @@
-"""A policy bound to a recording of its own robot, and the requests that ask it about what was
-recorded, or about something changed of it: a black camera, another prompt, other noise.
+"""A policy bound to a recording of its own robot, and requests for the recorded observations, as
+recorded or with one change: a black camera, another prompt, other noise.
 
 Open-loop evaluation compares the answers (`tools.recipes.open_loop`).
 """
@@ -29,16 +29,16 @@ from sim.open_loop import AGAIN, BLIND, POLICY, STILL, TOLD, without
 from tools.recipes.prepare import known
 
 _AGAIN = 1 << 31
-"""Added to a frame's number for other noise; no episode is as long."""
+"""Added to a frame's number for other noise; no episode is that long."""
 
 Pictures = list[UInt8[np.ndarray, "n _h _w 3"] | None]
-"""Pictures of an episode by the policy's cameras; None of those that it lacks."""
+"""Pictures of an episode by the policy's cameras; None for cameras that the recording lacks."""
 Change = Callable[[RecordedEpisode, Pictures], Iterator[Request]]
 
 
 @dataclass(frozen=True, eq=False)
 class BoundRecording:
-    """A policy with a dataset of its own robot, and how that is read."""
+    """A policy with a dataset of its own robot, and how the dataset is read."""
 
     policy: Policy
     dataset: Dataset
@@ -52,12 +52,12 @@ class BoundRecording:
 
     @property
     def action_names(self) -> tuple[str, ...]:
-        """One for each dim; numbers after a transform that changed how many there are."""
+        """One name for each dim; numbers if a transform changed how many dims there are."""
         return self._names(self.settings.actions, len(self.robot.actions.offset))
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """As `action_names`, of the state."""
+        """Like `action_names`, for the state."""
         return self._names(self.settings.state, len(self.robot.state.offset))
 
     def _names(self, columns: Sequence[str], dims: int) -> tuple[str, ...]:
@@ -87,11 +87,11 @@ def opened(data: str) -> tuple[DatasetConfig, Dataset]:
 
 
 def bound(policy: Policy, settings: DatasetConfig, dataset: Dataset) -> BoundRecording:
-    """A policy with a recording that it can be shown.
+    """Binds a policy to a recording of its robot.
 
     Raises:
       ValueError: the policy lacks a processor, it knows several robots and none is the dataset's,
-        or their cameras, state or actions do not fit; says those of both.
+        or their cameras, state or actions do not fit; the message lists both.
     """
     processor = processor_of(policy, "a recording")
     names = [robot.name for robot in processor.embodiments]
@@ -117,7 +117,8 @@ def bound(policy: Policy, settings: DatasetConfig, dataset: Dataset) -> BoundRec
 def changed_requests(
     recording: BoundRecording, still: Float[np.ndarray, " s"], prompts: Sequence[str]
 ) -> dict[str, Change]:
-    """Requests for an episode's observations, by what is changed of them: as recorded first."""
+    """Requests for an episode's observations, by what is changed in them; the first are as
+    recorded."""
     robot, processor = recording.robot, processor_of(recording.policy, "a recording")
     ask = partial(recorded_requests, recording)
     known_prompts = (wordings[0] for wordings in recording.reading.prompts)
@@ -152,9 +153,10 @@ def recorded_requests(
 
     Args:
       black: cameras whose pictures are black.
-      prompts: in place of its own each row is told another of these.
-      state: what the model is told in place of the state; actions are still told from the latter.
-      noise: what is added to the frame in the noise's key.
+      prompts: if given, each row gets one of these instead of its own prompt.
+      state: state that the model is given instead of the recorded one; actions are still relative
+        to the recorded one.
+      noise: number that is added to the frame in the noise's key.
     """
     for i, frame in enumerate(one.at.tolist()):
         shown = one_of(recording.robot.cameras, pictures, i)
@@ -171,8 +173,8 @@ def request(
     key: tuple[int, int],
     still: Float[np.ndarray, " s"] | None = None,
 ) -> Request:
-    """Request for one observation; with `still` the model is told that state, and its actions are
-    still told from `state`."""
+    """Request for one observation; with `still`, the model is given that state, but its actions are
+    still relative to `state`."""
     seen = {"image": shown, "state": state if still is None else still, "prompt": prompt}
     (prepared,) = recording.policy.prepare(seen, np.array([key], np.int64))
     return replace(prepared, state=state)
@@ -185,7 +187,7 @@ def one_of(cameras: Sequence[str], pictures: Pictures, i: int) -> dict[str, np.n
 
 
 def _other(prompt: str, prompts: Sequence[str], i: int) -> str:
-    """One of the prompts that is not this, another one for other rows."""
+    """One of the prompts other than this one; which one depends on the row."""
     return prompts[(prompts.index(prompt) + 1 + i % (len(prompts) - 1)) % len(prompts)]
 
 

@@ -1,9 +1,10 @@
-"""Evaluation in simulation while training goes on: the trainer stops for a copy of the averaged
+"""Evaluation in simulation while training continues: the trainer stops to copy the averaged
 parameters, and a thread lets them act on the suite's starts.
 
-Every evaluation leaves a line in closed_loop.jsonl. One that is due while another runs waits for
-it, and is left out if the next comes meanwhile: the trainer never waits, and its last parameters
-are always evaluated. Of several hosts the first evaluates; all take part in the copy.
+Every evaluation adds a line to closed_loop.jsonl. An evaluation that is due while another runs
+waits for it, and is left out if the next one is due meanwhile: the trainer never waits, and its
+last parameters are always evaluated. With several hosts, the first one evaluates; all take part in
+the copy.
 """
 
 import json
@@ -42,11 +43,11 @@ class _Abandoned(Exception):
 
 
 class ClosedLoop:
-    """Use as a context manager: the end of the block waits for the last evaluation, an error or
-    `abandon` ends it with the episode that it is at.
+    """Runs evaluations; use it as a context manager. The end of the block waits for the last
+    evaluation; an error or `abandon` ends that evaluation with its current episode.
 
     Args:
-      policy: the model with its preparation; its parameters are not looked at.
+      policy: the model with its processor; its parameters are not used.
 
     Raises:
       ValueError, FileNotFoundError: no such suite, task or starts, or the policy does not fit.
@@ -77,14 +78,14 @@ class ClosedLoop:
         return {} if stopping() else self.evaluate(step, state.averaged)
 
     def evaluate(self, step: int, params: Any) -> dict[str, float]:
-        """Evaluates a copy of the policy's parameters after `step` updates, once the evaluation
-        before is done; all hosts must call it alike.
+        """Evaluates a copy of the policy's parameters after `step` updates, once the previous
+        evaluation is done; all hosts must make the same calls.
 
         Returns:
-          How many seconds the copy took.
+          Seconds that the copy took, by the metric's name.
 
         Raises:
-          Exception: what an earlier evaluation failed of.
+          Exception: the error of an earlier evaluation.
         """
         start = time.perf_counter()
         copied = jax.tree.map(_copied, params)
@@ -96,7 +97,7 @@ class ClosedLoop:
         return {"closed_loop_copy_seconds": seconds}
 
     def abandon(self) -> None:
-        """Does not wait for the evaluation that runs."""
+        """Gives up the evaluation that is running."""
         self._abandoned.set()
 
     def __enter__(self) -> "ClosedLoop":
@@ -140,7 +141,7 @@ class ClosedLoop:
                 self._console.print(f"After step {step}, '{self._suite.name}': {found.success}")
         except _Abandoned:
             pass
-        except BaseException as error:  # raised by `begin` or the block's end
+        except BaseException as error:  # raised by `evaluate` or the block's end
             self._error = error
 
     def _take(self) -> tuple[int, Any] | None:
@@ -162,14 +163,14 @@ class ClosedLoop:
         return joined(parts, suite.name)
 
     def _go_on(self, ended: int, episodes: int) -> None:
-        if self._awaited.is_set():  # before that, the run's own steps tell that it goes on
+        if self._awaited.is_set():  # before that, the run's own steps show that it is alive
             watchdog.alive()
         if self._abandoned.is_set():
             raise _Abandoned
 
 
 def held_out(suite: Suite, tasks: Sequence[str], episodes: int) -> list[Start]:
-    """Starts of each task that are not learnt from.
+    """Starts of each task that are never used for training.
 
     Raises:
       ValueError: see `Suite.judged`.
@@ -189,8 +190,8 @@ def acted(
     """Evaluates the policy with these parameters (on the host), on this process's first device.
 
     Args:
-      on_progress: called with how many episodes of how many have ended; what it raises ends the
-        rest.
+      on_progress: called with (episodes ended, episodes in all); if it raises, the rest does not
+        run.
     """
     placed = jax.device_put(params, jax.local_devices()[0])
     acting = Condition("training", policy.varied(params=placed))
@@ -214,7 +215,7 @@ def note(directory: Path, step: int, seconds: float, found: Evaluation) -> None:
 
 
 def read_closed_loop(directory: Path) -> list[dict[str, Any]]:
-    """Evaluations of a run in the order of their steps; of one made twice, the later.
+    """Evaluations of a run in the order of their steps; of an evaluation made twice, the later one.
 
     Raises:
       ValueError: a line is damaged.
@@ -224,17 +225,17 @@ def read_closed_loop(directory: Path) -> list[dict[str, Any]]:
 
 
 def set_damaged_evaluations_aside(directory: Path, console: Console) -> None:
-    """Keeps the good lines of a damaged closed_loop.jsonl, before a run goes on."""
+    """Keeps the good lines of a damaged closed_loop.jsonl, before a run resumes."""
     set_damage_aside(directory / FILE_NAME, is_line, console)
 
 
 def is_line(line: dict[str, Any]) -> bool:
-    """True of a line of closed_loop.jsonl."""
+    """True for a line of closed_loop.jsonl."""
     return type(line["step"]) is int and is_rate(line["success"])
 
 
 def is_rate(success: Mapping[str, Any]) -> bool:
-    """True of a success rate and the ends of its interval."""
+    """True for a success rate with the ends of its interval."""
     rates = [success[name] for name in ("rate", "low", "high")]
     return all(type(rate) in (int, float) and 0 <= rate <= 1 for rate in rates)
 

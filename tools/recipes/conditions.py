@@ -1,5 +1,5 @@
 """Conditions of an evaluation over all tasks of a suite: a trained policy, its controls and
-perturbations, the suite's expert and other policies, every one on the same starts.
+perturbations, the suite's expert and other policies, all on the same starts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,44 +37,46 @@ from tools.serving.remote import RemotePolicy, RemoteRobot
 Beside = Literal["untrained", "expert", "wrong-prompt", "blank-image"]
 BESIDE: tuple[Beside, ...] = ("untrained", "expert", "wrong-prompt", "blank-image")
 PERTURBATIONS = ("camera", "light", "texture", "distractors", "paraphrase", "delay", "noise")
-"""Usual changes under which policies are judged; suites may have variants besides."""
+"""Usual perturbations under which policies are evaluated; suites may have further variants."""
 DELAY = 2
-"""Control steps by which chunks come later where they are perturbed."""
+"""Control steps by which the perturbation "delay" makes chunks come later."""
 NOISE = 0.03
-"""Standard deviation of what is added to every executed action where they are perturbed, in parts
-of its range. Disturbed so, twice as much as in recordings, the tabletop's expert loses of 64 starts
-none of lift, 1 of reach and 4 of push."""
+"""Standard deviation of what the perturbation "noise" adds to every executed action, as a fraction
+of its range. With this noise, twice as much as in recordings, the tabletop's expert fails on none
+of 64 starts of lift, 1 of reach and 4 of push."""
 
 _NAMES = ("all", "trained", "untrained", "expert", "wrong prompt", "blank image", "compared")
 """Names that no variant can have."""
 _MOST_ROWS = 32
-"""Rows of a batch at most. More hardly compute faster by the row; fewer are padded in vain."""
+"""Largest number of rows in a batch. More are hardly faster per row, and padding them is wasted
+when fewer wait."""
 _SPEED_SECONDS = 600
-"""The rate shown is that of so many last seconds: slow simulators end few episodes a minute."""
+"""Latest seconds over which the rate shown is taken; slow simulators end few episodes a minute."""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """A policy, here or behind a server, its prompts and its images; the suite's expert if there is
-    no policy."""
+    """A policy, in this process or behind a server, with its prompts and images; the suite's expert
+    if there is no policy."""
 
     name: str
     policy: Policy | RemotePolicy | None = None
     control: Control = "own"
     clips: int = 2
     checkpoint: str = ""
-    """Words that tell the policy's parameters from any others."""
+    """Text that distinguishes the policy's parameters from any others."""
     loaded: Mapping[str, Any] = field(default_factory=dict)
-    """Options with which these were loaded, as plain data, where they are not the defaults."""
+    """Options with which the parameters were loaded and that are not the defaults, as plain
+    data."""
     delay: int | None = None
-    """Control steps from an observation until its chunk is there, which then continues the one
-    before as the policy does; None where every chunk is waited for and stands alone."""
+    """Control steps from an observation until its chunk is available, which then continues the
+    previous one as the policy does. None if every chunk is waited for and stands alone."""
     noise: tuple[float, ...] = ()
     """Standard deviation, in the robot's units, of the normal noise added to each executed action;
-    none without. It derives from episode and step."""
+    empty for no noise. The noise derives from episode and step."""
 
     def check(self, spec: Spec) -> None:
-        """Raises ValueError unless it can act there."""
+        """Raises ValueError unless the condition can act in such environments."""
         if self.control == "other prompt" and len(spec.goals) < 2:
             raise ValueError(
                 f"{spec.name} has a single goal, so there is no wrong prompt; leave 'wrong-prompt' "
@@ -93,7 +95,7 @@ class Condition:
             )
 
     def check_delay(self, replan_steps: int) -> None:
-        """Raises ValueError unless the policy's chunks can come so late."""
+        """Raises ValueError unless the policy's chunks can come as late as `delay`."""
         delay, policy = self.delay, self.policy
         if delay is None or policy is None:
             return
@@ -125,13 +127,13 @@ class Condition:
         return int(self.policy.model.config.image_size)
 
     def batched(self, slots: int) -> "Condition":
-        """The same with batches of one size, good for so many slots."""
+        """The condition with batches of one size that suits so many slots."""
         if isinstance(self.policy, Policy):
             return replace(self, policy=in_batches(self.policy, slots))
         return self
 
     def header(self) -> dict[str, Any]:
-        """Settings that, besides the suite, decide what becomes of a start."""
+        """Settings that, besides the suite, decide the outcome of a start."""
         if self.policy is None:
             return {}
         told = {"checkpoint": self.checkpoint, "control": self.control, **self.loaded}
@@ -142,7 +144,7 @@ class Condition:
             told["noise"] = self.noise
         if isinstance(self.policy, RemotePolicy):
             return told
-        solver = self.policy.model.config.solver  # not told by journals from before there were two
+        solver = self.policy.model.config.solver  # not in journals from before there were two
         named = {} if solver == "euler" else {"solver": solver}
         return told | {"sampler_steps": self.policy.steps} | named
 
@@ -167,7 +169,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Perturbation:
-    """A change under which a policy acts from the same starts, `about` in words."""
+    """A change under which a policy acts from the same starts; `about` describes it."""
 
     about: str
     suite: Suite
@@ -182,11 +184,11 @@ def perturbations(
     replan_steps: int,
     episodes: int,
 ) -> tuple[list[Perturbation], dict[str, str]]:
-    """Perturbations of a condition in a suite; "all" are the usual ones and the suite's variants.
-    Of those, some cannot be there: they are left out, and why is told by their names.
+    """Perturbations of a condition in a suite. "all" stands for the usual ones and the suite's
+    variants; those of them that are impossible are left out, and the reasons are returned by name.
 
     Raises:
-      ValueError, FileNotFoundError: one that is asked for by its name cannot be there.
+      ValueError, FileNotFoundError: a perturbation that is asked for by name is impossible.
     """
     every = (*PERTURBATIONS, *suite.variants) if "all" in asked else ()
     named = [name for name in asked if name != "all"]
@@ -275,7 +277,7 @@ def conditions(
 
 
 def in_batches(policy: Policy, slots: int) -> Policy:
-    """The policy with batches of one size, good for so many slots."""
+    """The policy with batches of one size that suits so many slots."""
     return policy.varied(sizes=(min(slots, _MOST_ROWS),))
 
 
@@ -290,16 +292,16 @@ def evaluate_all(
     replan_steps: int = 4,
     journal: Journal | None = None,
 ) -> dict[str, Evaluation]:
-    """Evaluates every condition, the first being a policy's, on the same starts of a suite's tasks
-    (all, if none are named).
+    """Evaluates every condition, the first of which has a policy, on the same starts of a suite's
+    tasks (all, if none are named).
 
-    Policies compute batches of one size, so that an episode does not depend on how many wait beside
-    it, and see pictures of their own size (of `Suite.drawn`, where the suite says so, which they
-    resize); an expert acts beside the first.
+    Policies compute batches of one size, so that an episode does not depend on how many others
+    wait. They see pictures of their own size (or of `Suite.drawn`, if the suite sets it, which they
+    resize). An expert acts beside the first condition.
 
     Raises:
-      ValueError: no such task, or policies, controls, suite and journal do not fit each other;
-        nothing was acted then.
+      ValueError: no such task, or policies, controls, suite and journal do not fit each other; no
+        episode has run then.
     """
     groups = suite.groups(tasks)
     episodes = suite.episodes if episodes is None else episodes
@@ -362,7 +364,8 @@ def evaluate_all(
 
 def _delayed(robot: RobotPolicy | RemoteRobot, replan_steps: int, delay: int) -> Acting:
     """The robot's policy with chunks that come `delay` steps after their observation: each begins
-    with what the robot acts meanwhile of the one before. An episode's first is waited for."""
+    with the actions of the previous one that the robot executes meanwhile. An episode's first chunk
+    is waited for."""
     last: dict[int, Float[np.ndarray, "h a"]] = {}
 
     def act(
@@ -379,7 +382,7 @@ def _delayed(robot: RobotPolicy | RemoteRobot, replan_steps: int, delay: int) ->
 
 
 def _disturbed(acts: Acting, replan_steps: int, noise: tuple[float, ...]) -> Acting:
-    """A policy whose actions do not come out as it wants them."""
+    """A policy with noise added to its executed actions."""
 
     def act(
         observation: Observation, prompts: list[str], keys: UInt32[np.ndarray, "n 2"]
@@ -413,7 +416,7 @@ def _by_picture(wanted: Sequence[Condition], suite: Suite) -> dict[int, list[Con
 
 
 def _lost(found: Evaluation) -> str:
-    """Warnings of failed simulators for the reader."""
+    """Text that warns of failed simulators."""
     text = f"; {found.reruns} reruns after failures of the simulator" if found.reruns else ""
     if found.failures:
         first = found.failures[0]
@@ -425,7 +428,7 @@ def _lost(found: Evaluation) -> str:
 
 
 class _Rate(ProgressColumn):
-    """Episodes a minute; what an earlier run did does not count."""
+    """Episodes a minute; those of an earlier run do not count."""
 
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed

@@ -1,6 +1,6 @@
 """Evaluation of a checkpoint's policy in a suite, beside its controls, with a report.
 
-`python -m tools.evaluate` is this on a command line; a notebook or a script calls `run`.
+Call `run` from a notebook or a script; `python -m tools.evaluate` is its command line.
 """
 
 import json
@@ -131,7 +131,7 @@ def _evaluated(
     config: EvaluateConfig, acting: "_Acting", suite: Suite, console: Console
 ) -> dict[str, Evaluation]:
     options, dtype, cameras = config.options, config.dtype, config.options.cameras
-    of_server = config.policy is not None  # then --cameras are too, and nothing else is
+    of_server = config.policy is not None  # then so are --cameras, and no other option
     loaded = told(PolicyOptions(cameras=cameras)) if of_server else told(options, dtype)
     usual = conditions(acting.policy, config.controls, acting.identity)
     wanted = [replace(condition, loaded=loaded) for condition in usual]
@@ -199,8 +199,8 @@ def report_of(
     config: Mapping[str, Any],
     seconds: Mapping[str, float] | None = None,
 ) -> Report:
-    """A report on evaluations together with the training metrics of the run in `directory`; one
-    that was moved without them has none."""
+    """A report on evaluations, with the training metrics of the run in `directory` unless the run
+    was moved without them."""
     metrics = read_metrics(directory) if directory else []
     fills = [row["fill"] for row in metrics if "fill" in row]
     return Report(
@@ -223,8 +223,8 @@ def _beside(change: Perturbation, results: Mapping[str, Evaluation]) -> Perturbe
 
 @dataclass(frozen=True)
 class _Acting:
-    """A policy with what a report says of it: `identity` tells it from any other, `folder` is its
-    run's."""
+    """A policy with what a report says about it: `identity` distinguishes it from any other,
+    `folder` is its run's folder."""
 
     policy: Policy | RemotePolicy
     name: str
@@ -257,8 +257,8 @@ def _load(checkpoint: Path, config: EvaluateConfig) -> Policy:
 
 
 def _check(config: EvaluateConfig) -> None:
-    """Raises ValueError unless it says whose actions are judged, and only of a checkpoint how it is
-    loaded."""
+    """Raises ValueError unless the config names the one policy to evaluate, and says how to load it
+    only if it is a checkpoint."""
     if (config.checkpoint is None) == (config.policy is None):
         raise ValueError("Give either --checkpoint, or the --policy of a server (ws://HOST:PORT).")
     if config.policy is None:
@@ -296,7 +296,7 @@ def _is_own(checkpoint: Path) -> bool:
 
 
 def _identity(checkpoint: Path) -> str:
-    """The same for the same parameters, wherever a checkpoint of ours lies."""
+    """Text that is the same for the same parameters, wherever a checkpoint of ours lies."""
     if not _is_own(checkpoint):
         return str(checkpoint.resolve())
     found = find(checkpoint)

@@ -1,8 +1,8 @@
-"""Tokens that a policy learns to predict, made ready by its data: the FAST tokenizer of its action
-chunks, the words of its subtasks, and the places that a sample needs for both.
+"""Preparation of the tokens that a policy learns to predict, from its data: the FAST tokenizer of
+its action chunks, the words of its subtasks, and the places that a sample needs for both.
 
-Every chunk is spelt once before training begins, so that none turns out too long, or not to be
-spelt, in the middle of a run.
+Every chunk is tokenized once before training begins, so that no chunk turns out too long, or
+impossible to tokenize, in the middle of a run.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ from models.terminal import Console, Progress
 from tools.recipes.presets import RunConfig
 
 VOCABULARY = 1024
-"""Tokens that a FAST tokenizer is trained to have, where there is room."""
+"""Number of tokens that a FAST tokenizer is trained to have, if there is room."""
 
 _Chunk = tuple[str, int, int, Float32[np.ndarray, "h d"]]
 """Dataset, episode and frame, and the chunk that begins there."""
@@ -47,9 +47,9 @@ _SHOWN = 1 << 10
 
 
 class SpellingFigures(NamedTuple):
-    """Spelling of chunks by a FAST tokenizer. `tokens`: of a chunk on average, and at most;
-    `values`: numbers of a chunk; `error`: root of the mean squared difference between a chunk and
-    what its tokens decode to, in normalised units."""
+    """Tokenization of chunks by a FAST tokenizer. `tokens`, `longest`: tokens of a chunk, on
+    average and at most; `values`: numbers of a chunk; `error`: root mean squared difference between
+    a chunk and what its tokens decode to, in normalised units."""
 
     chunks: int
     tokens: float
@@ -59,19 +59,19 @@ class SpellingFigures(NamedTuple):
 
     @property
     def compression(self) -> float:
-        """Numbers of a chunk to a token."""
+        """Numbers of a chunk per token."""
         return self.values / self.tokens
 
 
 @dataclass(frozen=True)
 class Spelling:
-    """Chunks of the training and the held-out episodes of a mixture, to be spelt in tokens."""
+    """Chunks of the training and the held-out episodes of a mixture, to be tokenized."""
 
     mixed: Mixed
     processor: Processor
 
     def chunks(self) -> Iterator[_Chunk]:
-        """Every chunk, as action tokens spell it."""
+        """Every chunk, in the form that action tokens encode."""
         mixed = self.mixed
         for number, feed in enumerate(mixed.feeds):
             episodes = np.concatenate([mixed.training[number], mixed.held_out[number]])
@@ -108,13 +108,13 @@ def prepared_targets(
     for targets.
 
     Args:
-      cache: folder that keeps a tokenizer which had to be trained, and lengths.
-      fast: folder of a FAST tokenizer; the one that the policy was begun with, or else one trained
-        on the training episodes, if None.
-      begun: processor of the policy to begin from.
+      cache: folder that keeps lengths, and a tokenizer that had to be trained.
+      fast: folder of a FAST tokenizer; None: the one of `begun`, or else one trained on the
+        training episodes.
+      begun: processor of the policy to start from.
 
     Raises:
-      ValueError: the data have no subtasks, a chunk cannot be spelt, a sample needs more places
+      ValueError: the data have no subtasks, a chunk cannot be tokenized, a sample needs more places
         than `model.targets`, or the vocabulary has no room.
       FileNotFoundError: `fast` is no FAST tokenizer.
     """
@@ -147,8 +147,8 @@ def prepared_targets(
 
 
 def words_left(config: RunConfig, fast: Fast | None) -> int:
-    """Ids that a word list may take beside FAST's tokens; of a tokenizer yet to be trained, as many
-    as its smallest vocabulary leaves.
+    """Ids that a word list may use beside FAST's tokens; if the tokenizer is yet to be trained, as
+    many as its smallest vocabulary leaves.
 
     Raises:
       ValueError: there is no room for the bytes of words.
@@ -231,7 +231,7 @@ def _with_fast(
 
 
 def _train_into(folder: Path, spelling: Spelling, vocabulary: int, console: Console) -> None:
-    """Trains a tokenizer; the folder appears when it is whole."""
+    """Trains a tokenizer; the folder appears when it is complete."""
     try:
         fast = trained(spelling, vocabulary, console=console)
     except ValueError as error:
@@ -253,8 +253,9 @@ def _train_into(folder: Path, spelling: Spelling, vocabulary: int, console: Cons
 def trained(
     spelling: Spelling, vocabulary: int, scale: float = 10.0, console: Console | None = None
 ) -> Fast:
-    """A FAST tokenizer for these chunks: of up to 65,536 of the training episodes', evenly, and of
-    those that reach furthest of all, so that each of them can be spelt.
+    """A FAST tokenizer for these chunks. It is trained on up to 65,536 chunks of the training
+    episodes, chosen evenly, and on those of all chunks that reach furthest, so that every chunk can
+    be tokenized.
 
     Raises:
       ValueError: `vocabulary` has no room for the coefficients alone.
@@ -276,10 +277,10 @@ def trained(
 
 
 def measured(spelling: Spelling, fast: Fast, console: Console | None = None) -> SpellingFigures:
-    """Spells every chunk and decodes it again.
+    """Tokenizes every chunk and decodes it again.
 
     Raises:
-      ValueError: a chunk cannot be spelt; names it.
+      ValueError: a chunk cannot be tokenized; the message names it.
     """
     chunks = values = tokens = longest = 0
     squares = 0.0
@@ -304,8 +305,8 @@ def opened(
     console: Console,
     consent: Consent = remembered,
 ) -> Iterator[Spelling]:
-    """The chunks of a dataset, frame store or mixture as training with these settings shows them,
-    without its pictures.
+    """The chunks of a dataset, frame store or mixture as training with these settings sees them,
+    without the pictures.
 
     Raises:
       ValueError, FileNotFoundError: as `data.mixture.mixed.mix`.
@@ -341,7 +342,7 @@ def opened(
 
 
 def open_own(config: DatasetConfig, console: Console) -> Dataset | Store:
-    """A dataset of a mixture, with the column that tells its subtasks, or a frame store.
+    """A dataset of a mixture, with the column that holds its subtasks, or a frame store.
 
     Raises:
       ValueError, FileNotFoundError: there is none, or it has no such column.

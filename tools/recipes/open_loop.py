@@ -50,7 +50,7 @@ from tools.recipes.policy import PolicyOptions, load
 RESULTS, PAGE = "open_loop.json", "report.html"
 
 _PICTURES, _HEIGHT = 240, 160
-"""Most pictures of a video, and their height in pixels."""
+"""Largest number of pictures in a video, and their height in pixels."""
 _GRID = 8
 """Rows and columns into which pictures are cut to be covered."""
 
@@ -242,7 +242,7 @@ def _check(config: OpenLoopConfig) -> None:
 
 
 def _held_out_share(checkpoint: Path) -> tuple[float, int]:
-    """Share of episodes that the checkpoint's run held out, and the seed of that choice; 0 of
+    """Share of episodes that the checkpoint's run held out, and the seed of that choice; 0 for
     other codes' checkpoints."""
     try:
         values: Any = own.read_json(own.find(checkpoint), "config")
@@ -270,7 +270,7 @@ def _fps(recording: BoundRecording) -> float:
 def _shown(
     recording: BoundRecording, one: RecordedEpisode, chunks: Float[np.ndarray, "n h a"]
 ) -> ShownEpisode:
-    """An episode with its video, and what was looked at in its worst observation."""
+    """An episode with its video, and what the policy looked at in its worst observation."""
     scale = np.array(recording.robot.actions.scale)
     off = (np.abs(chunks - one.actions) / scale).mean(-1)
     worst = int(np.where(one.valid, off, 0).sum(1).argmax())
@@ -313,8 +313,8 @@ def _looks(
 
 
 def covered_parts(picture: UInt8[np.ndarray, "h w 3"]) -> Iterator[UInt8[np.ndarray, "h w 3"]]:
-    """The picture with each square of two by two cells of a grid of eight in its mean colour, row
-    by row."""
+    """Copies of the picture, each with another square of two by two cells of a grid of eight in its
+    mean colour, row by row."""
     height, width = picture.shape[:2]
     rows, columns = (np.linspace(0, n, _GRID + 1).round().astype(int) for n in (height, width))
     colour = picture.mean((0, 1)).round().astype(np.uint8)

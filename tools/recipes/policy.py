@@ -1,7 +1,8 @@
 """Loading of a policy on a command line: the same options for every command that acts, so that a
-checkpoint is read alike when it is evaluated, served, recorded with, improved or converted.
+checkpoint is read in the same way when it is evaluated, served, recorded with, improved or
+converted.
 
-They tell what files of other codes leave open; a checkpoint of ours needs none of them.
+The options supply what files of other codes leave open; a checkpoint of ours needs none of them.
 """
 
 from collections.abc import Sequence
@@ -67,7 +68,7 @@ def load(
     solver: Solver | None = None,
     dtype: str | None = None,
 ) -> Policy:
-    """A checkpoint's policy, as the options say; see `load_policy` for the others.
+    """A checkpoint's policy, as the options say; see `load_policy` for the other arguments.
 
     Raises:
       ValueError, FileNotFoundError: as `load_policy`, or the policy lacks a camera of the map.
@@ -92,7 +93,7 @@ def load(
 
 
 def _in_own_words(policy: Policy) -> Policy:
-    """The policy without the keys of its authors' clients, where the robot has names of its own."""
+    """The policy without the keys of its authors' clients, if the robot has names of its own."""
     if policy.processor is None:
         return policy
     robots = tuple(replace(robot, keys=None) for robot in policy.processor.embodiments)
@@ -103,7 +104,7 @@ def camera_map(pairs: Sequence[str]) -> dict[str, str]:
     """{robot's camera: policy's} of `ROBOT=POLICY` pairs.
 
     Raises:
-      ValueError: something is no such pair, or a camera stands twice.
+      ValueError: something is no such pair, or a camera occurs twice.
     """
     found: dict[str, str] = {}
     for pair in pairs:

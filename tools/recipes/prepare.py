@@ -1,8 +1,8 @@
-"""Data made ready for a run: each dataset of a mixture checked and opened, and the processor that
-fits them all.
+"""Preparation of data for a run: each dataset of a mixture is checked and opened, and one processor
+is made for all of them.
 
-What takes long is done once per content and kept in the run's `store` folder: the check, the frame
-store and statistics.
+Slow work (the check, the frame store and statistics) is done once per content and kept in the run's
+`store` folder.
 """
 
 from collections.abc import Callable, Mapping
@@ -55,7 +55,7 @@ from tools.recipes.statistics import Scalings, kept_scales, show_outside
 
 @dataclass(frozen=True)
 class Text:
-    """Reading of prompts, and fitting of pictures: see `Processor`."""
+    """Settings for reading prompts and fitting pictures; see `Processor`."""
 
     words: tuple[str, ...] = ()
     sentencepiece: str = ""
@@ -64,21 +64,21 @@ class Text:
     resize: StoredResize = "antialiased"
     text_limit: int = 200
     processor: Processor | None = None
-    """All of the preparation of the policy to begin from, where it has one."""
+    """The whole processor of the policy to start from, if it has one."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A mixture made ready for one run, and how the model is shown it. `targets`: places of a
-    sample for what the language model is to predict."""
+    """A mixture prepared for one run, and how it is shown to the model. `targets`: places of a
+    sample for the tokens that the language model is to predict."""
 
     mixed: Mixed
     processor: Processor
     targets: int = 0
 
     def sources(self, *, held_out: bool = False) -> list[PlanSource]:
-        """Sources for the plan, of each dataset's training episodes; or of those held out, which
-        weigh the same at each step."""
+        """Sources for the plan, of each dataset's training episodes, or of its held-out episodes,
+        with weights that are the same at every step."""
         mixed = self.mixed
         episodes = mixed.held_out if held_out else mixed.training
         return [
@@ -132,15 +132,16 @@ def prepare(
     """Opens the dataset or mixture and derives what the model needs of it.
 
     Args:
-      data: a dataset, a frame store (taken as it is), or a mixture of them.
+      data: a dataset, a frame store (used as is), or a mixture of them.
       out: the run's folder.
-      text: how a policy to begin from reads prompts; a word list is made of the datasets' if None.
+      text: how a policy to start from reads prompts; if None, a word list is made from the
+        datasets' prompts.
       fast: folder of a FAST tokenizer, for the loss of action tokens; see `prepared_targets`.
-      consent: to the transforms that a mixture's file names.
-      statistics: what `kept_scales` reads, to scale by instead of the data's own.
+      consent: consent to the transforms that a mixture's file names.
+      statistics: statistics that `kept_scales` reads, to scale by instead of the data's own.
 
     Raises:
-      ValueError, FileNotFoundError: something is not fit to train on, or not for this model.
+      ValueError, FileNotFoundError: something is not fit to train on, or does not fit this model.
     """
     check_model(config)
     mixture, cache = read_mixture(data, consent), out / "store"
@@ -191,8 +192,8 @@ def prepare(
 
 
 def _by_modality(mixture: Mixture, held: list[Known]) -> Mixture:
-    """The mixture with names and order of cameras from meta/modality.json where a dataset has it,
-    whose ranges are compared with its columns."""
+    """The mixture with names and order of cameras from meta/modality.json, for datasets that have
+    this file; its ranges are compared with the dataset's columns."""
     found = []
     for dataset, columns in zip(mixture.datasets, held, strict=True):
         folder = open_folder(dataset.path)
@@ -206,17 +207,18 @@ def _by_modality(mixture: Mixture, held: list[Known]) -> Mixture:
 
 
 def check_model(config: RunConfig) -> None:
-    """Refuses what this command cannot train.
+    """Refuses configs that this command cannot train.
 
     Raises:
-      ValueError: kernels in few bits would move, or the adapters to train on them are missing.
+      ValueError: kernels in few bits would be trained, or the adapters to train on them are
+        missing.
     """
     if config.model.compute.quantized:
         _check_frozen(config)
 
 
 def _check_frozen(config: RunConfig) -> None:
-    """Raises ValueError unless kernels in few bits stay as they are and something else learns."""
+    """Raises ValueError unless kernels in few bits are frozen and something else is trained."""
     model, compute = config.model.build(), config.model.compute
     if compute.fp8 != "none":
         raise ValueError(
@@ -297,7 +299,8 @@ def _checked(path: str, digest: str, cache: Path, console: Console) -> list[str]
 def _check_columns(
     config: DatasetConfig, features: Mapping[str, Mapping[str, Any]], run: RunConfig
 ) -> None:
-    """Before anything is decoded: what no transform changes is not too wide for the model."""
+    """Checks, before anything is decoded, that columns that no transform changes are not too wide
+    for the model."""
     limits = {"state": run.model.state_dim, "action": run.model.action_dim}
     for what, names in (("state", config.state), ("action", config.actions)):
         size = sum(int(np.prod(features[name]["shape"])) for name in names)

@@ -97,7 +97,7 @@ class RunConfig:
     closed_loop: ClosedLoopConfig = field(default_factory=ClosedLoopConfig)
 
     def layout(self, sources: Sequence[PlanSource]) -> Layout:
-        """Row sizes for about `rows.samples` average samples of the mixture, filled best."""
+        """Row sizes that about `rows.samples` average samples of the mixture fill best."""
         images, text = typical_costs(sources)
         return row_layout(self.model, self.rows.samples, images, text, self.mesh.context)
 
@@ -109,7 +109,7 @@ def row_layout(
     text: Int[np.ndarray, " n"],
     context: int = 1,
 ) -> Layout:
-    """Row sizes that about `samples` of such samples fill best.
+    """Row sizes that about `samples` samples of this kind fill best.
 
     Args:
       images, text: images and text tokens of typical samples, each as often as it is drawn.
@@ -161,8 +161,8 @@ TABLETOP = replace(
     model=_TINY.changed(film_order=True, state_dim=16),
     trainer=replace(TINY.trainer, steps=12_000, save_every=1000, eval_every=2000),
 )
-"""`TINY` for all tasks of the tabletop's gripper and of the arm, in some of whose prompts the order
-of the words matters (docs/results/tabletop.md)."""
+"""`TINY` for all tasks of the tabletop's gripper and of the arm; in some of their prompts, the
+order of the words matters (docs/results/tabletop.md)."""
 
 METAWORLD = replace(
     TINY,
@@ -288,7 +288,7 @@ GROOT_QLORA = replace(
     rows=RowsConfig(number=4, samples=4),
     optimizer=replace(GROOT.optimizer, rate_factors=_ADAPTERS, frozen_dtype="bfloat16"),
 )
-"""`GROOT` likewise; the tables of state encoders and action decoders stay f32, and learn."""
+"""`GROOT` in the same way; the tables of state encoders and action decoders stay f32, and learn."""
 
 GROOT_TINY = replace(
     TINY,
@@ -371,8 +371,8 @@ def take_preset(arguments: Sequence[str], default: str) -> tuple[str, list[str]]
 
 
 def check_same(path: Path, saved: Any, config: Any, free: Set[str], where: str = "") -> None:
-    """Refuses to resume with another config (JSON) than the one saved at `path`, but for the fields
-    in `free`, which do not change what is learnt.
+    """Refuses to resume with another config (JSON) than the one saved at `path`, except for the
+    fields in `free`, which do not change what is learnt.
 
     Raises:
       ValueError: another field differs.
@@ -391,11 +391,11 @@ def check_same(path: Path, saved: Any, config: Any, free: Set[str], where: str =
 def check_more_steps(
     path: Path, saved: int, steps: int, optimizer: OptimizerConfig, prefix: str = ""
 ) -> None:
-    """Refuses to resume with another number of steps than the one saved at `path` where that would
-    change the learning rate of steps that were made.
+    """Refuses to resume with another number of steps than the one saved at `path` if that would
+    change the learning rate of steps already made.
 
     Args:
-      prefix: of the names of the optimizer's options.
+      prefix: prefix of the names of the optimizer's options.
 
     Raises:
       ValueError: the schedule ends with the run.

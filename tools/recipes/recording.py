@@ -1,6 +1,6 @@
 """Demonstrations of a suite's expert, or of a policy, as a LeRobot dataset.
 
-`python -m tools.record` is this on a command line; a notebook or a script calls `record_dataset`.
+Call `record_dataset` from a notebook or a script; `python -m tools.record` is its command line.
 """
 
 import json
@@ -94,12 +94,13 @@ def record_dataset(
     """Records the dataset; `progress` is called with (episodes kept, episodes asked for).
 
     Returns:
-      `tried`, `kept` and `failed` (by their simulator) episodes, `frames` and `seconds`. Of a
-      recording that was whole before nobody knows how many were tried and failed: None.
+      `tried`, `kept` and `failed` (by their simulator) episodes, `frames` and `seconds`. If the
+      recording was already complete, `tried` and `failed` are unknown: None.
 
     Raises:
-      ValueError: the folder is not empty, a number is out of range, there is no such task, nobody
-        can act, who acts keeps failing, or policies are judged by starts of the recording.
+      ValueError: the folder is not empty, a number is out of range, there is no such task, no
+        expert or policy can act, the one that acts keeps failing, or policies are evaluated on
+        starts of the recording.
     """
     start = time.perf_counter()
     suite = load_suite(config.suite)
@@ -191,7 +192,8 @@ def record_dataset(
 
 
 def spec_features(spec: Spec) -> dict[str, Any]:
-    """Features of a LeRobot dataset of what is seen and acted there, as its writer takes them."""
+    """Features of a LeRobot dataset of the observations and actions of such environments, in the
+    form that its writer takes."""
 
     def column(names: tuple[str, ...]) -> dict[str, Any]:
         return {"dtype": "float32", "shape": (len(names),), "names": list(names)}
@@ -207,7 +209,7 @@ def _seeds(suite: Suite, config: RecordConfig) -> range:
     """Seeds of the episodes that a recording may try.
 
     Raises:
-      ValueError: policies are judged by some of them.
+      ValueError: policies are evaluated on some of them.
     """
     first = suite.recorded_from + config.seed * SEEDS_PER_RECORDING
     seeds, judged = range(first, first + TRIES * config.episodes), suite.judged(suite.episodes)
@@ -222,16 +224,17 @@ def _seeds(suite: Suite, config: RecordConfig) -> range:
 
 
 def _about(config: RecordConfig) -> dict[str, Any]:
-    """All that decides which episodes are recorded, as plain data."""
+    """Everything that decides which episodes are recorded, as plain data."""
     every = json.loads(json.dumps(to_json(config), default=str))
     return {name: said for name, said in every.items() if name not in ("out", "resume", "slots")}
 
 
 def _finished(out: Path, asked: int) -> dict[str, Any] | None:
-    """Summary of a recording that is whole; None if there is something to do.
+    """Summary of a complete recording; None if there is something left to do.
 
     Raises:
-      ValueError: it has another number of episodes than asked for, or an edit of it is not ended.
+      ValueError: it has another number of episodes than asked for, or an edit of it is not
+        finished.
     """
     if is_growing(out) or not (out / "meta/info.json").is_file():
         return None

@@ -1,6 +1,6 @@
 """A run of RL from a checkpoint, or a population of them, with evaluation on the way.
 
-`python -m tools.rl` is this on a command line; a notebook or a script calls `run`.
+Call `run` from a notebook or a script; `python -m tools.rl` is its command line.
 """
 
 import json
@@ -52,9 +52,9 @@ _FREE = {
     "model.steps",
     *(f"rl.{name}" for name in ("steps", "eval_every", "save_every", "profile")),
 }
-"""Settings that a resumed run may change: what it learns stays the same. Its steps only where the
-schedule does not end with them. Its model's Euler steps are `flow.steps`, but early runs left those
-of the policy that they began with."""
+"""Settings that a resumed run may change, as what it learns stays the same; its steps only if the
+schedule does not end with them. The model's Euler steps are `flow.steps`, but early runs kept those
+of the policy that they started from."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def run(
     console: Console,
     population: PopulationConfig = ALONE,
 ) -> RlResult | PopulationResult:
-    """Improves to the end (or to a signal) and leaves everything in the run's folder.
+    """Trains to the end (or until a signal) and leaves everything in the run's folder.
 
     Raises:
       ValueError, FileNotFoundError: something does not fit; nothing has been written then.
@@ -187,8 +187,9 @@ def _run(
 
 
 def _before_tuning(config: Any, directory: Path) -> Any:
-    """A member's config, if that is what a population's was read from, with the numbers that the
-    population was begun with: those of the first member in the first generation."""
+    """The config of a population, read from a member, with the hyperparameters that the population
+    began with: those of the first member in the first generation. Other configs are returned
+    unchanged."""
     generations = read_generations(directory)
     if not generations:
         return config
@@ -205,7 +206,7 @@ def _say_stopped(ended: RlResult | PopulationResult, config: RlConfig, console: 
 
 
 def _assets(checkpoint: Path, policy: Policy) -> Any:
-    """The policy's preparation: of a run of ours, all that its checkpoints carry."""
+    """The policy's processor; for a run of ours, all assets of its checkpoints."""
     try:
         if digests.is_sealed(find(checkpoint)):
             return own.read_json(checkpoint, "assets")

@@ -1,6 +1,6 @@
-"""Figures of RL runs: success on held-out starts and in training, what the learner says, how old
-what it learnt from was, and what everybody waited for. Of a population, another: how its members
-did, with which numbers, and who copied whom."""
+"""Figures of RL runs: success on held-out starts and in training, the learner's metrics, the lag of
+what it learnt from, and what each part waited for. A population has another figure: how its members
+did, with which hyperparameters, and who copied whom."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -40,9 +40,9 @@ def write_curves(directory: Path) -> list[Path]:
 def write_population(directory: Path) -> list[Path]:
     """Draws population.svg and population.png in a population's folder; returns their paths.
 
-    A member keeps its colour; where it copies another, an arrow comes from that one, and from then
-    on its line in the panel of who goes on from whom has the colour of the member whose parameters
-    it has, back to the beginning.
+    A member keeps its colour. Where it copies another, an arrow comes from that member. From then
+    on, its line in the panel of who continues from whom has the colour of the member whose
+    parameters it has, traced back to the beginning.
     """
     generations = read_generations(directory)
     tuned = list(generations[0].hyperparameters[0]) if generations else []
@@ -65,7 +65,7 @@ def write_population(directory: Path) -> list[Path]:
 
 def write_comparison(runs: Sequence[Path], path: Path) -> None:
     """Draws success on held-out starts of several runs, over the learner's steps and over the
-    minutes that these took (compiling included, evaluations on the way not).
+    minutes that these steps took (with compilation, without evaluations).
 
     Raises:
       ValueError: a run has no evaluation.
@@ -95,7 +95,8 @@ def write_comparison(runs: Sequence[Path], path: Path) -> None:
 
 
 def total(rows: Rows, prefix: str) -> dict[str, float]:
-    """Sums over all steps of the metrics that begin so, by the rest of their names."""
+    """Sums over all steps of the metrics whose names begin with `prefix`, by the rest of the
+    name."""
     sums: Counter[str] = Counter()
     for row in rows:
         for name, value in row.items():
@@ -151,11 +152,12 @@ def _idle(axes: Axes, rows: Rows) -> None:
 
 
 def _members(axes: Axes, generations: Sequence[Generation]) -> None:
-    """Success of each; one that failed has none and is marked at the bottom."""
+    """Draws the success of each member; a member that failed has none and is marked at the
+    bottom."""
     for k in range(len(generations[0].success) if generations else 0):
         points = [(g.step, g.success[k]) for g in generations]
         rates = [float("nan") if rate is None else rate for _, rate in points]
-        size = max(4, 9 - 2 * k)  # so that equals show
+        size = max(4, 9 - 2 * k)  # so that equal values show
         steps = [step for step, _ in points]
         axes.plot(steps, rates, "o-", ms=size, color=_colour(k), label=f"member {k}")
         failed = [step for step, rate in points if rate is None]
@@ -206,7 +208,7 @@ def _tuned(axes: Axes, generations: Sequence[Generation], name: str) -> None:
 
 
 def _copies(generation: Generation) -> list[tuple[int, int]]:
-    """Members that go on from another, each with that other."""
+    """Members that continue from another, each with that other member."""
     return [(k, parent) for k, parent in enumerate(generation.parents) if k != parent]
 
 

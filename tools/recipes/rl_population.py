@@ -1,5 +1,5 @@
-"""A population of RL runs (`tools.rl --population n`): what its members share, which is one set of
-simulators, opened once, and how they are evaluated in it.
+"""A population of RL runs (`tools.rl --population n`). Its members share one set of simulators,
+opened once, and are evaluated in it.
 """
 
 import time
@@ -102,9 +102,9 @@ def run_population(
 
 @contextmanager
 def kept_open(suite: Suite, count: int) -> Iterator[tuple[Suite, Callable[[], None]]]:
-    """The suite, in which whoever opens the slots of some tasks gets the same `count` of them, and
-    the same environment on a device; they close with the block. The function closes them at once:
-    they are reopened when they are next used."""
+    """The suite, in which everyone who opens slots for the same tasks gets the same `count` slots,
+    and the same environment on a device; the slots close with the block. The returned function
+    closes them at once; they are reopened when they are next used."""
     opened: list[_Kept] = []
 
     @cache
@@ -127,7 +127,7 @@ def kept_open(suite: Suite, count: int) -> Iterator[tuple[Suite, Callable[[], No
 
 
 class _Kept:
-    """`sim.protocol.Slots` that stay open when they are closed, until their end."""
+    """`sim.protocol.Slots` that stay open when `close` is called, until `end` is called."""
 
     def __init__(self, make: Callable[[], Slots]) -> None:
         self._make = make
@@ -151,7 +151,7 @@ class _Kept:
         self._live.wake()
 
     def close(self) -> None:
-        """Others go on with them."""
+        """Does nothing: others continue to use the slots."""
 
     def end(self) -> None:
         slots, self._slots = self._slots, None

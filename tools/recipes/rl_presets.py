@@ -1,5 +1,5 @@
-"""The RL runs that the project ships as presets; `tools.rl` takes one by name, or
-`path/to/file.py:NAME` of an `RlConfig` of the user's.
+"""The RL runs that the project ships as presets; `tools.rl` takes one by name, or an `RlConfig` in
+a user's file as `path/to/file.py:NAME`.
 """
 
 from dataclasses import replace
@@ -17,8 +17,8 @@ from rl.config import (
 from tools.recipes.presets import find_preset
 
 _ACTION = (("@action", 1.0), (".", 0.0))
-"""Trains what draws chunks, and leaves all that is read before as it is, so that no gradient has to
-pass through it."""
+"""Trains the part that draws chunks, and freezes everything that is computed before it, so that no
+gradient has to pass through the frozen part."""
 
 _LEARNER = LearnerConfig(epochs=4, minibatches=4, keep_observed=True)
 _OPTIMIZER = replace(_LEARNER.optimizer, learning_rate=2e-4)
@@ -73,7 +73,8 @@ RL_PRESETS = {
 
 
 def learner_of(config: RlConfig, model: Model) -> LearnerConfig:
-    """Settings of a run's learner for this model, whose groups of parameters its rates may name.
+    """Settings of a run's learner for this model; its rates may name the model's groups of
+    parameters.
 
     Raises:
       ValueError: the model has no such group.

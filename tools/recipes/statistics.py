@@ -1,6 +1,6 @@
-"""Scales of state and actions kept from what a policy was trained with, when it is fine-tuned on
-data of its robot: a small dataset's own statistics would give the same motion other numbers than
-the policy knows. openpi's `AssetsConfig` is the idea.
+"""Scales of state and actions that a policy keeps from its training when it is fine-tuned on data
+of its robot: with a small dataset's own statistics, the same motion would have other numbers than
+the policy knows. The idea is openpi's `AssetsConfig`.
 """
 
 import typing
@@ -44,13 +44,14 @@ class Scalings(NamedTuple):
 def kept_scales(
     path: Path, robots: Sequence[RobotConfig], scalings: Mapping[str, Scalings]
 ) -> dict[str, Scales]:
-    """The scales of every robot by its name: those of the robot of the same name, or the only ones.
+    """The scales of every robot by its name: those at `path` for the same name, or the only ones
+    there.
 
     Args:
       path: a checkpoint of ours, of openpi's (with assets), of LeRobot's (with its processor) or of
         NVIDIA's (with experiment_cfg), a LeRobot dataset, or a file of statistics: norm_stats.json,
         policy_preprocessor.json or stats.json.
-      scalings: by robot; what a file records must be of that kind.
+      scalings: kinds of scaling by robot; what a file records must be of that kind.
 
     Raises:
       FileNotFoundError: nothing there has statistics.
@@ -78,7 +79,7 @@ def show_outside(
     """Prints how far each dim of the data lies outside the kept scales.
 
     Raises:
-      ValueError: a dim would become enormous in them.
+      ValueError: a dim would have enormous values in these scales.
     """
     found = [
         x
@@ -106,7 +107,7 @@ def show_outside(
 
 
 def _sources(path: Path) -> Iterator[tuple[str, Callable[[RobotConfig, Scalings], Scales]]]:
-    """Readers of what has statistics at `path`, by the robot's name, "" where it has none."""
+    """Readers of the statistics at `path`, by the robot's name, or "" if they name no robot."""
     path = local(path, "statistics")
     if path.is_file() and path.name != _PROCESSOR and path.suffix == ".json":
         yield "", partial(_in_file, path)
@@ -152,7 +153,7 @@ def _in_file(file: Path, robot: RobotConfig, scalings: Scalings) -> Scales:
 
 
 def _in_processor(folder: Path, robot: RobotConfig, scalings: Scalings) -> Scales:
-    """LeRobot's, whose processor says by what each feature is scaled."""
+    """Scales from LeRobot's files, whose processor says by what each feature is scaled."""
     modes, file = read_modes(folder), folder / _PROCESSOR
     scales = []
     for what, feature, wanted in (
@@ -170,7 +171,7 @@ def _in_processor(folder: Path, robot: RobotConfig, scalings: Scalings) -> Scale
 def _of_groot(
     folder: Path, read: Callable[[], Embodiment], robot: RobotConfig, scalings: Scalings
 ) -> Scales:
-    """Least and largest values, which GR00T's files keep alone."""
+    """Scales from GR00T's files, which keep only smallest and largest values."""
     for what, wanted in (("state", scalings.state), ("action", scalings.actions)):
         _require(str(folder), what, "min-max", wanted)
     kept = read()

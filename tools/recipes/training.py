@@ -1,7 +1,7 @@
 """A training run from its preset: validate, normalise, pack, train, and measure on held-out
 episodes.
 
-`python -m tools.train` is this on a command line; a notebook or a script calls `run`.
+Call `run` from a notebook or a script; `python -m tools.train` is its command line.
 """
 
 import hashlib
@@ -65,12 +65,13 @@ _FREE = {
     *(f"trainer.{n}" for n in ("keep_every", "keep_best", "patience", "profile")),
     "trainer.steps",
 }
-"""Settings that a resumed run may change: its losses stay the same. Its steps only where the
+"""Settings that a resumed run may change, as its losses stay the same; its steps only if the
 schedule does not end with them."""
 _JUDGING = {"trainer.on_bad_step", "trainer.spike_factor"}
-"""Settings that it may change too where a bad step stops it: none is among the steps it made."""
+"""Settings that it may also change if bad steps stop the run: then none of the steps made was
+bad."""
 _SCALINGS = ("state_scaling", "action_scaling")
-"""Fields of the config's data that runs saved earlier lack."""
+"""Fields of `data` that configs of earlier runs lack."""
 
 
 @dataclass(frozen=True)
@@ -293,8 +294,8 @@ def _run(
 def _scaled_as_begun(
     config: RunConfig, saved: RunConfig, unknown: Sequence[str], console: Console
 ) -> RunConfig:
-    """The config to go on with: a run that began before kinds of scaling were a choice keeps the
-    one that there was, whatever its preset says since."""
+    """The config to resume with: a run that began before kinds of scaling were options keeps the
+    kind that there was then, whatever its preset says now."""
     kept = {name: getattr(saved.data, name) for name in unknown}
     for name, kind in kept.items():
         if getattr(config.data, name) != kind:
@@ -307,7 +308,7 @@ def _scaled_as_begun(
 
 
 def _without(config: dict[str, Any], unknown: Sequence[str]) -> dict[str, Any]:
-    """The config to save, as silent on scaling as before, so that the run resumes again."""
+    """The config to save, still without kinds of scaling, so that the run can resume again."""
     data = {name: value for name, value in config["data"].items() if name not in unknown}
     return config | {"data": data}
 
@@ -323,7 +324,7 @@ def _targets_digest(ready: Prepared) -> str:
 
 
 def _text(paths: Paths) -> Text | None:
-    """The tokenizer of the policy to begin from, which its embedding was trained with."""
+    """The tokenizer of the policy to start from, with which its embedding was trained."""
     found = None if paths.init is None else inspect_params(paths.init)
     if paths.init is not None and found is not None and found.source is not None:
         released = getattr(found.config, "released_text", None)
@@ -354,11 +355,12 @@ def _text(paths: Paths) -> Text | None:
 
 
 def _for_robots(paths: Paths, config: RunConfig, begun: Any) -> RunConfig:
-    """The config with the rows that the model keeps for the data's robots: as told, as the run
-    began, or as the checkpoint to begin from has them.
+    """The config with the rows that the model keeps for the data's robots: as given, as when the
+    run began, or as in the checkpoint to start from.
 
     Raises:
-      ValueError: a checkpoint of another code has such rows, and nothing tells the robots.
+      ValueError: a checkpoint of another code has such rows, and no option says which robots they
+        are for.
     """
     model = config.model
     if paths.embodiment:
@@ -387,10 +389,10 @@ def _initial(paths: Paths, model: Model, config: RunConfig) -> Any:
 
 
 def _held_out_metrics(model: Model, ready: Prepared, config: RunConfig, mesh: Mesh) -> Measure:
-    """Measures the averaged parameters on held-out episodes, their pictures as they are: the loss
-    and each of its terms (cross-entropies in nats a token), error of sampled actions, told the true
-    subtask where there are some, and that of always giving the robot's mean action (both mean
-    squares in normalised units)."""
+    """Measures the averaged parameters on held-out episodes with unchanged pictures: the loss and
+    each of its terms (cross-entropies in nats per token), the error of sampled actions, given the
+    true subtask if there is one, and the error of always giving the robot's mean action (both
+    errors are mean squares in normalised units)."""
     sources = ready.sources(held_out=True)
     plan = Plan(sources, config.layout(sources), config.rows.number, seed=1)
     index, count = row_share(mesh)

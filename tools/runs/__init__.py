@@ -1,1 +1,1 @@
-"""Runs listed, compared and plotted from what they left in their folders."""
+"""Lists, compares and plots runs from the files in their folders."""

@@ -1,8 +1,8 @@
-"""Films of a run's evaluations, taken out of their reports, so that those of several runs on the
-same start can stand side by side.
+"""Films of a run's evaluations, extracted from their reports, so that films of several runs on the
+same start can be shown side by side.
 
-Reports are pages of ours, but anybody may have written what is found in their place: of it are kept
-plain texts, and pictures and films that lie in the page itself.
+Chiliad writes these reports, but a file found in their place may come from anyone. Only plain text
+is kept of it, and pictures and films that are embedded in the page itself.
 """
 
 import re
@@ -31,12 +31,12 @@ class Film:
 
     @property
     def start(self) -> tuple[str, str, str]:
-        """Same for films of the same start."""
+        """Key that films of the same start share."""
         return self.task, self.prompt, self.seed
 
 
 def read_films(folder: Path) -> tuple[list[Film], list[str]]:
-    """Films of all reports in a run's folder, and sentences on reports that cannot be read."""
+    """Films of all reports in a run's folder, and a sentence on each report that cannot be read."""
     films, damage = [], []
     for path in sorted({*folder.glob("report.html"), *folder.glob("*/report.html")}):
         try:

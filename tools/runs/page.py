@@ -1,8 +1,8 @@
-"""One page on several runs: their table, learning curves, what differs in their configs, and films
-of the same starts side by side.
+"""One page on several runs: their table, learning curves, differences between their configs, and
+films of the same starts side by side.
 
-It stands alone as a report does: no network, no script, no second file. Ticks beside the runs'
-names hide their curves, by CSS alone.
+Like a report, the page is self-contained: no network, no script, no second file. Checkboxes beside
+the runs' names hide their curves, with CSS alone.
 """
 
 from collections.abc import Sequence
@@ -23,15 +23,15 @@ METRICS = ("loss", "val_*", "success", "grad_norm", "learning_rate", "samples_pe
 
 _COLOURS = 8
 _NOISY = 200
-"""More values than these are drawn faint, under their mean."""
+"""Curves with more values than this are drawn faint, under their mean."""
 
 
 def render(runs: Sequence[SeenRun], metrics: Sequence[str] = METRICS, refresh: int = 0) -> str:
     """The page as text.
 
     Args:
-      metrics: names, or patterns such as val_*, of what is drawn.
-      refresh: seconds after which a browser is to read the page again; 0: never.
+      metrics: names of the metrics to draw, or patterns such as val_*.
+      refresh: seconds after which a browser reloads the page; 0: never.
     """
     names = ", ".join(run.name for run in runs)
     title = f"{len(runs)} runs: {names}" if len(runs) > 1 else f"Run {names}"

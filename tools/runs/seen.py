@@ -1,7 +1,7 @@
-"""Runs as somebody finds them in their folders: under way, ended, interrupted or damaged.
+"""Runs as found in their folders: in progress, ended, interrupted or damaged.
 
-Nothing is changed, and nothing that can still be read is refused: damaged lines are left out and
-told of, and what a run does not say is None.
+Nothing is changed, and everything that can still be read is read: damaged lines are left out and
+reported, and what a run does not record is None.
 """
 
 import json
@@ -26,16 +26,16 @@ Json = Any
 Points = list[tuple[int, float]]
 
 _MARKS = (metrics.FILE_NAME, goodput.FILE_NAME, SAVED_NAME, "checkpoints", LOCK_NAME)
-"""Names of which a run's folder holds one at least, besides its config."""
+"""Names, at least one of which a run's folder holds besides its config."""
 
 
 @dataclass(frozen=True)
 class SeenRun:
-    """A run's folder as it was read. `rows` are the sound lines of metrics.jsonl, `evaluations`
-    those of closed_loop.jsonl, `account` those of goodput.jsonl; `saved` the steps that its last
-    checkpoint had, 0 if nothing tells; `judged` the success rates that tools.evaluate left in
-    folders of it, by these; `left` is true where one who is gone has left its lock; `damage`
-    sentences on all else."""
+    """A run as read from its folder. `rows`, `evaluations` and `account` are the undamaged lines of
+    metrics.jsonl, closed_loop.jsonl and goodput.jsonl. `saved` is the number of steps of its last
+    checkpoint, 0 if unknown. `judged` are the success rates that tools.evaluate left in the run's
+    folders, by folder. `left` is true if a process that is gone left its lock. `damage` are
+    sentences on everything else."""
 
     folder: Path
     name: str
@@ -52,19 +52,19 @@ class SeenRun:
 
     @property
     def done(self) -> int:
-        """Steps that were made."""
+        """Steps done."""
         return max((row["step"] + 1 for row in self.rows if "loss" in row), default=self.saved)
 
     @property
     def steps(self) -> int | None:
-        """Steps that it is to make."""
+        """Steps that the run is to make."""
         part = self.config.get("rl", self.config.get("trainer"))
         steps = part.get("steps") if isinstance(part, dict) else None
         return steps if type(steps) is int else None
 
     @property
     def seconds(self) -> float:
-        """Time that it took, without that in which it was stopped."""
+        """Time that the run took, without the time in which it was stopped."""
         if not self.account:
             return sum(value for _, value in self.points("step_seconds"))
         account = goodput.Account()
@@ -74,7 +74,8 @@ class SeenRun:
 
     @property
     def status(self) -> str:
-        """Such as "running" or "finished"; "interrupted" if it came to no orderly end."""
+        """Status such as "running" or "finished"; "interrupted" if the run did not end in an
+        orderly way."""
         if self.at_work:
             return "running" if self.at_work == "here" else f"running on {self.at_work}"
         kept = self.saved >= self.done
@@ -89,13 +90,13 @@ class SeenRun:
         return "stopped" if orderly else "interrupted"
 
     def points(self, name: str) -> Points:
-        """Steps made, and what a metric was after them."""
+        """Steps done, and the value of a metric after them."""
         values = [(row["step"] + 1, row[name]) for row in self.rows if name in row]
         return [(step, float(value)) for step, value in values if type(value) in (int, float)]
 
     @cached_property
     def names(self) -> list[str]:
-        """All its metrics, in the order in which they first came."""
+        """Names of all metrics, in the order in which they first appear."""
         return list(dict.fromkeys(name for row in self.rows for name in row if name != "step"))
 
     @property
@@ -138,7 +139,7 @@ def find_runs(paths: Sequence[str | Path]) -> list[Path]:
 
 
 def read_runs(folders: Sequence[Path]) -> list[SeenRun]:
-    """Read the folders, each run under a name that no other has."""
+    """Reads the folders; each run gets a unique name."""
     parts = [Path(os.path.abspath(folder)).parts[1:] for folder in folders]
     length = 1
     while length < max(map(len, parts), default=1) and len({p[-length:] for p in parts}) < len(

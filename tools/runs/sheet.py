@@ -1,5 +1,5 @@
-"""Films of a run's evaluations side by side, as one moving picture (animated WebP), which pages of
-Markdown show where they would not play a film.
+"""Films of a run's evaluations side by side in one animated image (WebP), which Markdown pages show
+where they would not play a film.
 """
 
 import base64
@@ -22,18 +22,18 @@ _FRAME = 3
 _GOOD, _BAD = (46, 160, 67), (218, 54, 51)
 _STILL_SECONDS = 1.0
 _WIDEST = 2**14 - 1
-"""Limit of WebP's."""
+"""WebP's limit."""
 
 
 def write_sheet(path: Path, films: Sequence[Film], edge: int, quality: int) -> None:
-    """Draws films in rows, framed in green where the episode succeeded and in red where it did not,
-    each standing still on its last picture until the longest has ended.
+    """Draws films in rows, with a green frame if the episode succeeded and a red one if not. Each
+    film stays on its last picture until the longest has ended.
 
     Args:
-      path: its folder is made if need be.
-      films: at least one; other than square ones are squeezed.
-      edge: of a film, pixels.
-      quality: of WebP, 0 to 100.
+      path: file to write; its folder is created if needed.
+      films: at least one; films that are not square are squeezed.
+      edge: edge of a film, in pixels.
+      quality: WebP quality, 0 to 100.
 
     Raises:
       ValueError: edge or quality is out of bounds, or a film cannot be decoded.
@@ -65,7 +65,7 @@ def write_sheet(path: Path, films: Sequence[Film], edge: int, quality: int) -> N
 
 
 def decode(source: str) -> tuple[list[UInt8[np.ndarray, "h w 3"]], float]:
-    """Pictures of a film in a data URL, and how many pass in a second.
+    """Pictures of a film in a data URL, and their number per second.
 
     Raises:
       ValueError: it cannot be decoded.

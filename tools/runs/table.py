@@ -16,8 +16,8 @@ _LONGEST = 60
 
 
 def cells(run: SeenRun, brief: bool = False) -> list[str]:
-    """One run under `HEADS`; a dash where there is nothing to say. If it is to be `brief`, without
-    intervals and the best of what was held out."""
+    """One run's cells under `HEADS`, with a dash where there is no value; if `brief`, without
+    intervals and without the best held-out loss."""
     loss, held_out = run.points("loss"), run.points(HELD_OUT_LOSS)
     best = min(finite(held_out), key=lambda point: point[1], default=None)
     data = run.origin.get("data") or "–"
@@ -36,7 +36,7 @@ def cells(run: SeenRun, brief: bool = False) -> list[str]:
 
 
 def show_runs(runs: Sequence[SeenRun], console: Console) -> None:
-    """Prints a table of the runs, and below it what is wrong with them."""
+    """Prints a table of the runs, and below it what is damaged in them."""
     rows = [cells(run, brief=console.width < 110) for run in runs]
     table = Table(box=None, pad_edge=False, header_style="bold")
     least = []

@@ -1,9 +1,9 @@
-"""A websocket connection that is read in small bites, and not at all while its client does not
-read: thousands of tiny frames are parsed at once otherwise, and pongs pile up without bound.
+"""A websocket connection that is read in small pieces, and not at all while its client does not
+read. Otherwise, thousands of tiny frames are parsed at once, and pongs pile up without bound.
 
-It ends at once where a request comes with bytes that break the rules: websockets (17.4) sends the
-end of the stream for these and then again with its answer to the request, which fails and is
-logged, unless the client's own end comes before that.
+The connection ends at once if a request comes with bytes that break the protocol. For these bytes,
+websockets (17.4) sends the end of the stream, and then sends it again with its answer to the
+request. This second end fails and is logged, unless the client's own end comes before it.
 """
 
 import asyncio
@@ -12,11 +12,12 @@ from websockets.asyncio.server import ServerConnection
 from websockets.protocol import State
 
 _BITE = 2**14
-"""Bytes; of asyncio's 2**18 a client can make 43,000 frames, which cost 3 MB and 0.1 s."""
+"""Bytes read at a time. In asyncio's 2**18, a client can send 43,000 frames, which cost 3 MB and
+0.1 s."""
 
 
 class BoundedConnection(ServerConnection):
-    """Connection of websockets, apart from that."""
+    """A connection of websockets with these two changes."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         if hasattr(transport, "max_size"):  # without TLS, which reads 2**14 at a time anyway

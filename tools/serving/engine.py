@@ -1,5 +1,5 @@
-"""One policy for all clients: each request is prepared by itself, and whatever waits together runs
-as one batch.
+"""One policy for all clients: each request is prepared by itself, and requests that wait at the
+same time run as one batch.
 """
 
 import threading
@@ -33,9 +33,8 @@ class Engine:
     Args:
       deadline: seconds that a request may wait for others to join it.
       capacity: requests that may wait.
-      pairs: how clients spell their observations, see `inputs_of`.
-      chunking: in which way a client may have its last chunk continued (real-time chunking), if
-        in any.
+      pairs: names that clients use for their observations, see `inputs_of`.
+      chunking: how a client's last chunk may be continued (real-time chunking), if at all.
       state_range: see `Limits`.
 
     Raises:
@@ -83,16 +82,17 @@ class Engine:
         )
 
     def start(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Compiles as little as answers anything that clients can ask for: the smallest batch with
-        the longest text, which `self` answers with until `warm` is done; `progress` as
-        `Policy.warm` calls it."""
+        """Compiles the least that can answer every request: the smallest batch with the longest
+        text. The engine answers with it until `warm` is done. `progress` is called as by
+        `Policy.warm`."""
         longest = self._robot.processor.text_limit
         few = self._policy.varied(sizes=self._policy.sizes[:1], shortest=longest)
         self._warm(few, progress)
         self._answering = few
 
     def warm(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Compiles all that clients can ask for, as `start`, and answers with that from then on."""
+        """Compiles everything that clients can ask for, as `start` does, and answers with it from
+        then on."""
         self._warm(self._policy, progress)
         self._answering = self._policy
 
@@ -108,12 +108,12 @@ class Engine:
             policy.warm(guided=self._chunking, cameras=cameras, progress=report)
 
     def join(self) -> None:
-        """One more client, for whose request a batch may wait."""
+        """Adds a client, for whose request a batch may wait."""
         with self._lock:
             self._clients += 1
 
     def leave(self) -> None:
-        """Nobody needs to wait for this client any more."""
+        """Removes a client; batches no longer wait for it."""
         with self._lock:
             self._clients -= 1
         self._batcher.recheck()
@@ -140,7 +140,7 @@ class Engine:
         )
 
     def submit(self, request: Request) -> Future[Reply]:
-        """The answer, when the request's batch has run."""
+        """The answer, available when the request's batch has run."""
         with self._lock:
             self._waiting += 1
         try:
@@ -157,7 +157,7 @@ class Engine:
         return self._batcher.statistics()
 
     def close(self) -> None:
-        """Returns when all that was submitted is answered."""
+        """Returns when all submitted requests are answered."""
         self._batcher.close()
 
     def __enter__(self) -> "Engine":

@@ -1,8 +1,8 @@
-"""Inputs that clients send in one request, by the names they use for it, as the observation that
-`Policy` reads.
+"""Conversion of the inputs that a client sends in one request, under its own names, into the
+observation that `Policy` reads.
 
-openpi's clients differ in spelling (`observation/image`, `images/cam_high`, nested maps), so a key
-is told by its last parts alone: `observation/front`, `observation.images.front`, `image/front` and
+openpi's clients use different names (`observation/image`, `images/cam_high`, nested maps), so only
+the last parts of a key count: `observation/front`, `observation.images.front`, `image/front` and
 `front` are one camera.
 """
 
@@ -17,19 +17,22 @@ from models.inputs.embodiment import Embodiment
 
 _PROMPT, _PROMPT_LENGTH = "prompt", 2000
 _SIDE = 8192
-"""Pixels; pictures of one row of millions cost more to shrink than any camera's."""
+"""Largest edge in pixels; a picture with one row of millions costs more to shrink than any
+camera's."""
 CONTROLS = ("executed", "committed")
-"""Steps of the previous chunk: acted when this was observed, and to be acted until the answer."""
+"""Steps of the previous chunk: executed before this observation, and to be executed until the
+answer."""
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """`cameras`: {the client's name: the policy's camera}; those not among them are masked, as are
-    those of `optional` names that are not sent. `state`: the client's names of what, end to
-    end, is the state; empty if the policy reads none. `state_dims`: of all of it. `unread`: names
-    of what may be sent and is not read. `prompts`: names of the prompt, of which one is sent.
-    `default`: stands for a prompt that is empty or, if there is one, absent; None where an empty
-    one is read as it is."""
+    """Inputs that a client sends. `cameras`: {the client's name: the policy's camera}; the policy's
+    other cameras are masked, and so are cameras of `optional` names that are not sent. `state`: the
+    client's names for the parts of the state, which are concatenated; empty if the policy reads no
+    state. `state_dims`: dims of all parts together. `unread`: names that may be sent and are not
+    read. `prompts`: names for the prompt, one of which is sent. `default`: stands for an empty or
+    absent prompt; if it is "", neither is accepted, and if it is None, an empty prompt is read as
+    it is."""
 
     cameras: Mapping[str, str]
     state: tuple[str, ...]
@@ -41,7 +44,7 @@ class Inputs:
 
     @property
     def expected(self) -> dict[str, dict[str, Any]]:
-        """Dtype and shape by key, for people and for metadata."""
+        """Dtype and shape by key, for error messages and metadata."""
         images = {
             f"observation/{name}": {"dtype": "uint8", "shape": ["height", "width", 3]}
             | ({"optional": True} if name in self.optional else {})
@@ -105,10 +108,10 @@ def inputs_of(robot: Embodiment, reads_state: bool, pairs: Sequence[str] = ()) -
 
     Args:
       reads_state: whether the policy or its action units need the state.
-      pairs: "client's key=camera" or "client's key=state"; without any, those of the clients of
-        a released policy's authors, whose name of the prompt and default are taken in any case, or
-        else the robot's own names. Several keys of the state are put end to end in this order; what
-        the policy does not read may be sent.
+      pairs: "client's key=camera" or "client's key=state"; without any, the keys of the clients of
+        a released policy's authors, or else the robot's own names. Those clients' name for the
+        prompt and their default prompt are used in any case. Several keys of the state are
+        concatenated in this order; what the policy does not read may be sent.
 
     Raises:
       ValueError: a pair names no camera of the robot, or two keys mean the same.

@@ -40,9 +40,10 @@ class Limits:
 
 @dataclass
 class Allowance:
-    """Requests that a client has left now: a bucket of a second's worth that refills steadily.
+    """Requests that a client may send now: a token bucket that holds a second's worth and refills
+    steadily.
 
-    `now` are seconds of a clock that never goes back.
+    `now` is the time in seconds of a clock that never goes back.
     """
 
     rate: float
@@ -53,7 +54,7 @@ class Allowance:
         self.left = max(1.0, self.rate)
 
     def take(self, now: float) -> bool:
-        """Takes one request from what is left; False if none is."""
+        """Takes one request from what is left; False if none is left."""
         self.left = min(max(1.0, self.rate), self.left + (now - self.since) * self.rate)
         self.since = now
         if self.left < 1:

@@ -1,8 +1,8 @@
-"""Listening sockets that bound how many connections may be at their opening handshake.
+"""Listening sockets that limit how many connections may be in their opening handshake.
 
-Whoever connects and stays silent, or sends a byte a second, costs a descriptor each until the
-process has none left and nobody gets in. So the oldest of them makes room for the newest, and
-descriptors for all that may be open are reserved at start.
+Clients that connect and stay silent, or send a byte a second, hold a descriptor each, until the
+process has none left and nobody can connect. So the oldest of these connections makes room for the
+newest, and descriptors for all connections that may be open are reserved at start.
 """
 
 import errno
@@ -19,8 +19,8 @@ log = logger(__name__)
 
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _OWN_FILES = 384
-"""Files that the process itself may have open (checkpoints as they are loaded, libraries, devices),
-with the connections that were accepted in one turn of the event loop and are being shut."""
+"""Files that the process itself may have open (checkpoints being loaded, libraries, devices), and
+connections that were accepted in one turn of the event loop and are being shut."""
 _QUIET_SECONDS = 10.0
 
 
@@ -71,9 +71,9 @@ def reserve_descriptors(limits: Limits) -> None:
 
 
 class Listener(socket.socket):
-    """Accepts connections, of which at most `handshakes` are not `opened` yet: the oldest is shut
-    for the next. Where descriptors run out all the same, newcomers are closed at once, with one
-    line in the log every 10 s."""
+    """Accepts connections, at most `handshakes` of which are not `opened` yet: the oldest of these
+    is shut for the next one. If descriptors run out all the same, new connections are closed at
+    once, with one line in the log every 10 s."""
 
     def __init__(self, family: int, handshakes: int) -> None:
         super().__init__(family, socket.SOCK_STREAM)
@@ -100,11 +100,12 @@ class Listener(socket.socket):
         return connection, address
 
     def opened(self, address: Any) -> bool:
-        """True if the connection from there was still let in; it is not counted any more."""
+        """Stops counting the connection from `address` as opening; False if it was not counted any
+        more."""
         return self._opening.pop(address, None) is not None
 
     def shut_opening(self) -> None:
-        """Ends all connections that are at their handshake."""
+        """Ends all connections that are in their handshake."""
         for address in list(self._opening):
             self._shut(address)
 
@@ -114,13 +115,13 @@ class Listener(socket.socket):
         super().close()
 
     def _shut(self, address: Any) -> None:
-        """Lets the event loop find the end of what it reads, so that it closes what it holds."""
+        """Shuts a connection down, so that the event loop reads its end and closes it."""
         with suppress(OSError):
             self._opening.pop(address).shutdown(socket.SHUT_RDWR)
 
     def _turn_away(self, error: OSError) -> None:
-        """Closes the newcomer with the help of the spare descriptor: left waiting, it would wake
-        the event loop again and again."""
+        """Closes the new connection with the help of the spare descriptor; left waiting, it would
+        wake the event loop again and again."""
         now = time.monotonic()
         if now - self._logged >= _QUIET_SECONDS:
             self._logged = now

@@ -9,7 +9,7 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Metrics:
-    """One server's figures, apart from any other's in the process."""
+    """One server's metrics, separate from those of other servers in the process."""
 
     def __init__(self) -> None:
         own = self._registry = CollectorRegistry()

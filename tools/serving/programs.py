@@ -1,9 +1,9 @@
-"""Programs of a policy that outlive the process, so that a server starts in seconds again.
+"""Programs of a policy that are kept on disk, so that a server starts again in seconds.
 
-Two halves cost time before a first answer: JAX traces the model, and XLA compiles it. What is
-traced is kept here (StableHLO, by `jax.export`), what is compiled by JAX's own cache. A program's
-name is a digest of all that it is made from, the source of `models` included, so that none is taken
-for another.
+Two things take time before the first answer: JAX traces the model, and XLA compiles it. Traced
+programs are kept here (StableHLO, by `jax.export`), compiled ones in JAX's own cache. A program's
+name is a digest of everything that it is made from, including the source of `models`, so that no
+program is mistaken for another.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ log = logger(__name__)
 
 
 def keep_compiled() -> None:
-    """Lets JAX keep what it compiles in the user's cache, where nothing else is said (as by
+    """Lets JAX keep compiled programs in the user's cache, unless another place is set (as by
     JAX_COMPILATION_CACHE_DIR)."""
     config: Any = jax.config
     if config.jax_compilation_cache_dir is None:
@@ -38,8 +38,8 @@ def keep_compiled() -> None:
 
 
 def with_programs(policy: Policy, folder: Path | None = None) -> Policy:
-    """The policy with programs that are kept in `folder`, the user's cache if None. What it is made
-    from must not change any more."""
+    """The policy with programs that are kept in `folder`, or in the user's cache if None. Whatever
+    the policy is made from must not change afterwards."""
     facts = (*_made_from(policy), jax.__version__, jax.devices()[0].device_kind)
     made = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     kept = user_cache("programs") if folder is None else folder
@@ -48,8 +48,8 @@ def with_programs(policy: Policy, folder: Path | None = None) -> Policy:
 
 @dataclass
 class Programs:
-    """A jitted function whose traced programs lie in `folder`, by a digest of the arguments' shapes
-    and of all else that they are `made` from."""
+    """A jitted function whose traced programs are kept in `folder`, named by a digest of the
+    arguments' shapes and of `made`, everything else that they are made from."""
 
     function: Any
     made: str
@@ -83,7 +83,7 @@ class Programs:
 
 
 def _kept(file: Path) -> export.Exported | None:
-    """The program in a file; None where there is none that can be read."""
+    """The program in a file; None if there is none that can be read."""
     if not file.is_file():
         return None
     try:

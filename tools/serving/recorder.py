@@ -1,9 +1,10 @@
-"""Everything that a server's clients asked and were answered, as a LeRobot dataset: an episode for
-each connection, and a new one where the prompt changes.
+"""Recording of all requests and answers of a server as a LeRobot dataset: an episode for each
+connection, and a new one whenever the prompt changes.
 
-Answers never wait for it: they are queued for a thread that writes. What finds the queue full is
-left out and counted, in the log and in the column "dropped". Pictures of open episodes are in
-memory up to a budget; beyond it the largest is written as an episode, and goes on as another.
+Answers never wait for the recording: they are queued for a thread that writes. If the queue is
+full, exchanges are left out and counted, in the log and in the column "dropped". Pictures of open
+episodes are held in memory up to a budget; beyond it, the largest episode is written and continues
+as another.
 """
 
 import queue
@@ -39,8 +40,8 @@ _BYTES = 512 * 2**20
 
 
 class Exchange(NamedTuple):
-    """A question with its answer: pictures by camera, state (None if the policy reads none), the
-    prompt, the chunk and the time of asking, in seconds."""
+    """A request with its answer: pictures by camera, state (None if the policy reads none), the
+    prompt, the chunk and the time of the request, in seconds."""
 
     pictures: Mapping[str, UInt8[np.ndarray, "_h _w 3"]]
     state: Float[np.ndarray, " s"] | None
@@ -51,9 +52,10 @@ class Exchange(NamedTuple):
 
 @dataclass(frozen=True)
 class RecordedCounts:
-    """Counts of a recording. `dropped`: exchanges that the writer was too slow for; `unlike`: whose
-    cameras, pictures or chunk have not the shapes of the first's; `unwritten`: of
-    episodes that failed, and all after a failing disk; known when the recording has ended."""
+    """Counts of a recording. `dropped`: exchanges for which the writer was too slow; `unlike`:
+    exchanges whose cameras, pictures or chunk differ in shape from the first one's; `unwritten`:
+    exchanges of episodes that failed, and all exchanges after a disk failure, known when the
+    recording has ended."""
 
     episodes: int
     frames: int
@@ -70,7 +72,7 @@ class RecordedCounts:
 
 @dataclass
 class _Open:
-    """An episode that may go on."""
+    """An episode that may continue."""
 
     frames: list[Exchange] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
@@ -78,16 +80,16 @@ class _Open:
 
 
 class Recorder:
-    """Use as a context manager: the dataset appears when the block ends, whatever ended it; nothing
-    does if nobody asked.
+    """Records exchanges; use it as a context manager. The dataset appears when the block ends,
+    whatever ended it; without any exchange, none appears.
 
     Args:
-      path: folder to make.
+      path: folder to create.
       queued: exchanges that may wait for the writer.
-      most_bytes: of pictures of all open episodes.
+      most_bytes: largest number of bytes of the pictures of all open episodes.
 
     Raises:
-      ValueError: the folder is there and not empty.
+      ValueError: the folder exists and is not empty.
     """
 
     def __init__(self, path: Path, *, queued: int = _QUEUED, most_bytes: int = _BYTES) -> None:
@@ -133,7 +135,7 @@ class Recorder:
 
     @property
     def recorded(self) -> RecordedCounts:
-        """Counts so far; those of all when the block has ended."""
+        """Counts so far; final when the block has ended."""
         return RecordedCounts(
             self._episodes, self._frames, self._dropped, self._unlike, self._unwritten
         )
@@ -220,8 +222,8 @@ class Recorder:
         self._episodes, self._frames = self._episodes + 1, self._frames + len(kept)
 
     def _finish(self) -> None:
-        """Writes what is open and closes the dataset; after a failure what is whole is kept if it
-        can be."""
+        """Writes the open episodes and closes the dataset; after a failure, keeps the complete
+        episodes if possible."""
         if self._failed is None:
             for client in list(self._open):
                 self._write(client)
@@ -235,7 +237,7 @@ class Recorder:
 
 @contextmanager
 def recording(path: Path, server: PolicyServer, console: Console) -> Iterator[Recorder]:
-    """A recorder of what a server is asked, which says at the end what it holds.
+    """Records the exchanges of a server, and prints at the end what was recorded.
 
     Raises:
       ValueError: as `Recorder`.
@@ -264,7 +266,8 @@ class _Asked:
 
 @dataclass(eq=False)
 class RecordedAnswers:
-    """Answers of a policy, each recorded; as quick as without, but for reading the message twice.
+    """Answers of a policy, each recorded. They are as quick as without recording, except that each
+    message is read twice.
 
     `inputs`: reads a client's message."""
 
@@ -279,25 +282,26 @@ class RecordedAnswers:
         self.metadata = self.answers.metadata
 
     def join(self) -> None:
-        """One more client."""
+        """Adds a client."""
         self.answers.join()
 
     def leave(self) -> None:
-        """One client less."""
+        """Removes a client."""
         self.answers.leave()
 
     def read(self, message: Mapping[str, Any], session: Session) -> _Asked:
         """A client's message as the policy reads it.
 
         Raises:
-          ValueError: as the policy's, or it is not what a recording keeps.
+          ValueError: as raised by the policy, or a recording cannot keep the message.
         """
         now = self.clock()
         request = self.answers.read(message, session)
         return _Asked(request, session.number, self.inputs.read(message), now)
 
     def submit(self, request: _Asked) -> Future[Reply]:
-        """The answer; recorded once it is there, if it is finite, as only such are sent."""
+        """The answer, recorded once it is available if it is finite; only finite answers are
+        sent."""
         future = self.answers.submit(request.request)
         future.add_done_callback(lambda done: self._record(request, done))
         return future
@@ -357,5 +361,5 @@ def _columns(
 
 
 def _full(camera: str) -> str:
-    """LeRobot's name of a camera."""
+    """LeRobot's name for a camera."""
     return _CAMERA + camera.removeprefix(_CAMERA)

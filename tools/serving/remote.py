@@ -1,9 +1,9 @@
-"""A policy behind a server that speaks openpi's websocket protocol, as something that acts in a
-suite: ours, openpi's, or anyone's.
+"""A policy behind a server that speaks openpi's websocket protocol (ours, openpi's or anyone's),
+for acting in a suite.
 
-What a server expects is read from its metadata where it says so, as ours does; else it is sent what
-openpi's clients send (examples/libero/main.py). Several connections ask at once, so that a server
-that batches can.
+The inputs that a server expects are read from its metadata if it lists them, as ours does;
+otherwise the server is sent what openpi's clients send (examples/libero/main.py). Several
+connections send requests at once, so that a server can batch them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,17 +26,17 @@ from models.robot_policy import RobotSpec
 from tools.serving.wire import pack, unpack
 
 PICTURE = 224
-"""Edge of the pictures that openpi's clients send, pixels."""
+"""Edge of the pictures that openpi's clients send, in pixels."""
 CONNECTIONS = 16
-"""As many as the largest batch of our server has rows by default."""
+"""Connections at once: the number of rows in our server's largest default batch."""
 _ALIASES = {
     "observation/image": "observation.images.image",
     "observation/wrist_image": "observation.images.image2",
 }
-"""openpi's keys of LIBERO's cameras, and LeRobot's, which the suite has."""
+"""openpi's keys for LIBERO's cameras, and LeRobot's names for them, which the suite uses."""
 _STATE = "observation/state"
 _SECONDS = 600.0
-"""Longest wait for an answer: a server may compile before its first."""
+"""Longest wait for an answer; a server may compile before its first answer."""
 
 
 class RemotePolicy:
@@ -44,12 +44,12 @@ class RemotePolicy:
 
     Args:
       url: ws://host:port or wss://host:port.
-      token: what the server wants to be shown, if anything (openpi's `api_key`).
-      cameras: {the suite's camera: the server's key} where they can neither be told by their last
-        parts nor are openpi's keys for LIBERO.
+      token: token that the server requires, if any (openpi's `api_key`).
+      cameras: {the suite's camera: the server's key} for keys that neither match a camera by their
+        last parts nor are openpi's keys for LIBERO.
 
     Raises:
-      ValueError: this is no such address, or what answers there is no such server.
+      ValueError: `url` is no such address, or what answers there is no such server.
       ConnectionError: nothing answers there.
     """
 
@@ -76,13 +76,13 @@ class RemotePolicy:
 
     @property
     def picture(self) -> int:
-        """Edge of the pictures that the policy sees, as far as the server tells it."""
+        """Edge of the pictures that the policy sees, 224 if the server does not report it."""
         told = self.metadata.get("picture")
         return told if type(told) is int and told > 0 else PICTURE
 
     @property
     def horizon(self) -> int | None:
-        """Steps of a chunk; None where the server does not tell."""
+        """Steps of a chunk; None if the server does not report them."""
         told = self.metadata.get("actions")
         shape = told.get("shape") if isinstance(told, dict) else None
         steps = shape[0] if isinstance(shape, list | tuple) and len(shape) == 2 else None
@@ -92,8 +92,8 @@ class RemotePolicy:
         """A chunk for each message, in the robot's units.
 
         Raises:
-          ValueError: the server refused one, or its answer is no chunk.
-          ConnectionError: it has gone.
+          ValueError: the server refused a message, or its answer is no chunk.
+          ConnectionError: the server has gone.
         """
         return list(self._threads.map(self._ask, messages))
 
@@ -114,7 +114,7 @@ class RemotePolicy:
                 self.url,
                 compression=None,
                 max_size=None,
-                ping_interval=None,  # openpi's server hears nothing while it computes
+                ping_interval=None,  # openpi's server answers no pings while it computes
                 additional_headers=self._headers,
             )
             connection = self._opened.enter_context(connecting)
@@ -131,7 +131,7 @@ class RemotePolicy:
         connection = self._free.get()
         try:
             connection = connection or self._connect()[0]
-            with suppress(ConnectionClosed):  # it may have said why, and reading says so
+            with suppress(ConnectionClosed):  # the server may have said why; reading raises that
                 connection.send(pack(message))
             answer = self._received(connection)
         finally:
@@ -163,9 +163,9 @@ class RemotePolicy:
 
 @dataclass(frozen=True)
 class RemoteRobot:
-    """A remote policy in a suite. `cameras`: the server's keys and the place of each among the
-    suite's cameras; `state`: its key, None where the policy reads none; `edge`: pictures are sent
-    in this size, as drawn if None."""
+    """A remote policy in a suite. `cameras`: the server's keys, each with its place among the
+    suite's cameras; `state`: the state's key, None if the policy reads none; `edge`: size in which
+    pictures are sent, None for as drawn."""
 
     policy: RemotePolicy
     cameras: Mapping[str, int]
@@ -177,8 +177,8 @@ class RemoteRobot:
         """A server's policy in a suite.
 
         Raises:
-          ValueError: the server's inputs and actions are not the suite's, or it does not tell them
-            and its cameras here do not either.
+          ValueError: the server's inputs and actions are not the suite's, or neither the server nor
+            the policy's `cameras` tell which camera is which.
         """
         inputs = policy.metadata.get("inputs")
         told: dict[str, Any] = inputs if isinstance(inputs, dict) else {}
@@ -213,9 +213,9 @@ class RemoteRobot:
         previous: Sequence[Float[np.ndarray, "_t a"] | None] | None = None,
         committed: int = 0,
     ) -> Float[np.ndarray, "n t a"]:
-        """Chunks in the robot's units for N observations (`sim.acting.Policy`); the server draws
-        their noise, whatever the keys. Each begins with `committed` steps of what is left of the
-        one before, if there is any."""
+        """Chunks in the robot's units for N observations (`sim.acting.Policy`). The server draws
+        their noise, so `keys` have no effect. Each chunk begins with `committed` steps of what is
+        left of the previous one, if anything is left."""
         images, states = (np.asarray(x) for x in observation)
         rows = zip(images, states, prompts, strict=True)
         chunks = self.policy.ask([self._message(*row) for row in rows])
@@ -243,7 +243,7 @@ def _dtype(kind: Any) -> str:
 
 
 def _place(key: str, known: tuple[str, ...], given: Mapping[str, str]) -> int | None:
-    """The place among the suite's cameras of the one that the server calls `key`."""
+    """The place among the suite's cameras of the camera that the server calls `key`."""
     place = find_camera(given.get(key, key), known)
     alias = _ALIASES.get(key)
     return known.index(alias) if place is None and alias in known else place

@@ -1,7 +1,8 @@
 """A policy without a checkpoint: it plays back the recorded actions of an episode as chunks, so
-that a robot and its client can be tried before any policy is.
+that a robot and its client can be tried before there is a policy.
 
-Whatever the client sends is accepted; each request takes it so many steps on as it acts of a chunk.
+Whatever the client sends is accepted; each request advances the episode by as many steps as the
+client executes of a chunk.
 """
 
 import threading
@@ -29,12 +30,13 @@ class _Next(NamedTuple):
 
 class Replay:
     """Plays back an episode to each client from its beginning. A request that says how many steps
-    were `executed` goes on from there; else all of the last chunk counts as acted.
+    were `executed` continues from there; otherwise the whole last chunk counts as executed.
 
     Args:
-      actions: recorded, one for each frame.
+      actions: recorded actions, one for each frame.
       steps: of a chunk.
-      inputs: those of the recording, for clients to see and for recordings of what they send.
+      inputs: inputs of the recording, which clients are told and with which their messages are
+        recorded.
 
     Raises:
       ValueError: there are no actions, or a chunk has no steps.
@@ -67,7 +69,7 @@ class Replay:
         """Nobody waits for a client."""
 
     def read(self, message: Mapping[str, Any], session: Session) -> _Next:
-        """The place in the episode from which this client's next chunk begins.
+        """The place in the episode at which this client's next chunk begins.
 
         Raises:
           ValueError: the episode has ended, or `executed` is not one of the last chunk's steps.
@@ -97,7 +99,7 @@ class Replay:
         return done
 
     def forget(self, session: Session) -> None:
-        """Frees what is kept of a client that has left."""
+        """Forgets a client that has left."""
         with self._lock:
             self._at.pop(session.number, None)
 
@@ -106,8 +108,8 @@ def open_replay(path: str | Path, episode: int, steps: int, pairs: Sequence[str]
     """A recorded episode of a dataset of any format, to play back.
 
     Args:
-      steps: of a chunk, those that the client acts before it asks again.
-      pairs: how clients spell their observations, see `inputs_of`.
+      steps: steps of a chunk, as many as the client executes before its next request.
+      pairs: names that clients use for their observations, see `inputs_of`.
 
     Raises:
       ValueError: there is no such episode, or the dataset has no actions.

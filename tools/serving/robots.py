@@ -25,7 +25,7 @@ def random_observation(
     """Random inputs for a server with this `metadata`, with square pictures of `size`.
 
     Raises:
-      ValueError: its state comes in several parts, whose lengths it does not tell.
+      ValueError: the server's state has several parts, and it does not report their lengths.
     """
     made: dict[str, Any] = {}
     for key, kind in metadata["inputs"].items():
@@ -43,10 +43,10 @@ def random_observation(
 async def ask(
     url: str, seed: int, requests: int, size: int, prompt: str, start: asyncio.Barrier
 ) -> list[float]:
-    """One robot: seconds that each of its requests took, the first when all are connected.
+    """One robot: seconds that each of its requests took; the first is sent when all are connected.
 
     Raises:
-      ValueError: the server refused one.
+      ValueError: the server refused a request.
     """
     took = []
     async with connect(url, compression=None, max_size=None) as connection:

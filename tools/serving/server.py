@@ -1,8 +1,9 @@
 """A policy behind a websocket, as openpi's clients expect it: metadata on connecting, then an
-observation in and an action chunk out, as often as they like; what is wrong comes back as text.
+observation in and an action chunk out, as often as they like; errors come back as text.
 
-Beyond openpi's server: a client's bad message costs only that client, requests of many clients run
-as one batch, and health, metrics, a token, limits and a drain that loses nothing.
+Beyond openpi's server, a client's bad message affects only that client, requests of many clients
+run as one batch, and there are a health check, metrics, a token, limits and a drain that loses
+nothing.
 """
 
 import asyncio
@@ -35,14 +36,14 @@ log = logger(__name__)
 
 _FRAGMENTS = 256
 _OPENING_SECONDS = 10
-"""Limit of a whole handshake, TLS's and the websocket's each."""
+"""Limit of a whole handshake, for TLS and for the websocket each."""
 _HEARD_SECONDS = 2
-"""Limit of a client's answer to a ping or a closing when the server shuts down."""
+"""Limit for a client's answer to a ping or a close when the server shuts down."""
 _SHUTTING_DOWN = (CloseCode.GOING_AWAY, "The server is shutting down.")
 _NOT_STARTED = (CloseCode.INTERNAL_ERROR, "The server could not start; its log says why.")
 
 Report = Callable[[int, int], None]
-"""Told programs compiled, of how many."""
+"""Called with (programs compiled, programs to compile)."""
 
 
 class Answers(Protocol):
@@ -51,26 +52,27 @@ class Answers(Protocol):
     metadata: Mapping[str, Any]
 
     def join(self) -> None:
-        """A client has come, whose requests others may wait for."""
+        """Adds a client, for whose requests others may wait."""
 
     def leave(self) -> None:
         """Notes that the client has gone."""
 
     def read(self, message: Mapping[str, Any], session: Session) -> Any:
-        """A request made ready, in any thread.
+        """The prepared request; may be called in any thread.
 
         Raises:
           ValueError: the message is not what the policy reads.
         """
 
     def submit(self, request: Any) -> Future[Reply]:
-        """Its answer, when the batch that it goes into has run."""
+        """The answer, available when the request's batch has run."""
 
 
 @dataclass
 class PolicyServer:
-    """`answers`: None if `run` is to prepare it. `token`: what clients must present, as
-    `Authorization: Bearer …` or openpi's `Api-Key …`. `ended`: told of each session that ends."""
+    """Serves one policy. `answers`: None if `run` is to prepare them. `token`: token that clients
+    must present, as `Authorization: Bearer …` or openpi's `Api-Key …`. `ended`: functions that are
+    called with each session that ends."""
 
     answers: Answers | None
     limits: Limits = field(default_factory=Limits)
@@ -96,14 +98,15 @@ class PolicyServer:
         prepare: Callable[[Report], Answers] | None = None,
         ready: Callable[[int, Answers], None] = lambda port, answers: None,
     ) -> int:
-        """Serves until `stop` is set, then answers what has arrived and lets nobody in. Returns
-        how many clients were cut off because that took longer than `limits.drain_seconds`.
+        """Serves until `stop` is set, then answers the requests that have arrived and accepts no
+        new clients. Returns how many clients were cut off because that took longer than
+        `limits.drain_seconds`.
 
         Args:
           port: 0 for any that is free.
-          listening: told the port when clients may come.
+          listening: called with the port when clients may connect.
           prepare: makes `answers` in a thread, while clients wait for the server's first message.
-          ready: told the port and the answers, when clients are answered.
+          ready: called with the port and the answers when clients are answered.
 
         Raises:
           ValueError: the address cannot be listened on.
@@ -138,7 +141,7 @@ class PolicyServer:
         return ready
 
     def _result(self) -> Answers | None:
-        """None while they are prepared, and where that failed."""
+        """The answers; None while they are being prepared, and if that failed."""
         if not self._ready.done() or self._ready.exception() is not None:
             return None
         return self._ready.result()
@@ -277,7 +280,7 @@ class PolicyServer:
     async def _answer(
         self, message: bytes | str, session: Session, answers: Answers
     ) -> bytes | str:
-        """Packed actions, or what is wrong as a text."""
+        """Packed actions, or the error as text."""
         began = time.monotonic()
         if not session.allowance.take(began):
             self.metrics.requests.labels("too_fast").inc()
@@ -339,8 +342,8 @@ async def _first(*futures: asyncio.Future[Any]) -> None:
 
 
 async def _call_last(session: Session) -> None:
-    """Lets a session end when it has answered all that its client had sent before this reached it:
-    its pong comes after that."""
+    """Lets a session end when it has answered everything that its client had sent before a ping
+    reached it; the pong comes after that."""
     with suppress(ConnectionClosed, TimeoutError):
         async with asyncio.timeout(_HEARD_SECONDS):
             await (await session.connection.ping())
@@ -360,8 +363,8 @@ async def _receive(session: Session) -> bytes | str | None:
 
 
 async def _message(connection: ServerConnection) -> bytes | str | None:
-    """The next message. None, and the connection closed, if it comes in too many fragments: empty
-    ones count for no limit on size, and would fill the memory."""
+    """The next message. If it comes in too many fragments, closes the connection and returns None:
+    empty fragments count towards no size limit and would fill the memory."""
     parts: list[Any] = []
     async for part in connection.recv_streaming():
         parts.append(part)

@@ -13,9 +13,9 @@ from tools.serving.limits import Allowance
 
 @dataclass(eq=False)
 class Session:
-    """`number` tells the client from any before it, `requests` counts its answered requests, and
-    `chunk` is the last that it was given, in the robot's units. `last_call` is done when nothing
-    more is read of it than has arrived."""
+    """State of a client. `number` distinguishes it from all earlier clients, `requests` counts its
+    answered requests, and `chunk` is the last chunk that it was given, in the robot's units.
+    `last_call` is done when nothing will be read from it beyond what has arrived."""
 
     number: int
     connection: ServerConnection
@@ -23,12 +23,12 @@ class Session:
     task: asyncio.Task[Any] | None = field(default_factory=asyncio.current_task)
     last_call: asyncio.Future[None] = field(init=False)
     busy: bool = True
-    """True with a request in flight, or if not introduced to the policy yet."""
+    """True while a request is in flight, and until the policy's metadata is sent."""
     since: float = 0.0
-    """Time of its last answer."""
+    """Time of the client's last answer."""
     requests: int = 0
     unusual: bool = False
-    """True if the log already tells of a state of its that is far from the training data."""
+    """True if the log already reports a state of this client that is far from the training data."""
     chunk: Float[np.ndarray, "h a"] | None = None
     total_ms: float | None = None
     """Time from the last request's arrival until its answer was ready to send."""
@@ -40,6 +40,6 @@ class Reply(NamedTuple):
     actions: Float[np.ndarray, "h a"]
     """Actions in the robot's units."""
     seconds: float
-    """Seconds of computing its batch."""
+    """Seconds that computing its batch took."""
     subtask: str | None = None
-    """Text of what the actions do, of a policy that says so."""
+    """Text of what the actions do, from a policy that writes subtasks."""

@@ -36,7 +36,7 @@ def in_background(prepare: Callable[[], Ready]) -> asyncio.Future[Ready]:
 
 
 def go_on(work: Callable[[], None]) -> None:
-    """Runs `work` on a thread as `in_background` does; where it fails, the log says how."""
+    """Runs `work` on a thread as `in_background` does; if it fails, the log says how."""
 
     def run() -> None:
         try:
@@ -48,5 +48,5 @@ def go_on(work: Callable[[], None]) -> None:
 
 
 def is_preparing() -> bool:
-    """True while such a thread runs: the interpreter must not be torn down below it."""
+    """True while such a thread runs; the interpreter must not be torn down under it."""
     return any(thread.name == _THREAD for thread in threading.enumerate())

@@ -8,8 +8,8 @@ from jaxtyping import Float
 from models.inputs.embodiment import Normalizer
 
 UNUSUAL = 10.0
-"""Worth a line in the log. The farthest states of training data themselves were at 3.7 (Meta-World,
-q01 to q99), 3.6 (its z-scores) and 1.1 to 1.6 (our fixtures)."""
+"""Distance from which a state is logged. The farthest states in training data themselves were at
+3.7 (Meta-World, q01 to q99), 3.6 (its z-scores) and 1.1 to 1.6 (our fixtures)."""
 _LEAST = 0.01
 _OF_WIDEST = 0.1
 
@@ -29,6 +29,6 @@ def distances(scale: Normalizer, state: Float[np.ndarray, " s"]) -> Float[np.nda
 
 
 def training_range(scale: Normalizer, dim: int) -> tuple[float, float]:
-    """Range that about covers the training data of a dim."""
+    """Range that approximately covers the training data of a dim."""
     middle, half = scale.offset[dim], abs(scale.scale[dim])
     return middle - half, middle + half

@@ -1,5 +1,5 @@
-"""The token that a server wants of its clients, in a file of its own so that no command line shows
-it."""
+"""The token that a server requires of its clients, in a file of its own so that no command line
+shows it."""
 
 from pathlib import Path
 

@@ -1,9 +1,9 @@
 """Messages of openpi's websocket protocol: msgpack maps whose arrays are maps of their own, with
 the byte keys `__ndarray__`, `data`, `dtype` and `shape`; `__npgeneric__` marks numpy's scalars.
-`__jpeg__`, which openpi's has not, marks a picture as the bytes of a JPEG file.
+`__jpeg__`, which openpi's protocol lacks, marks a picture as the bytes of a JPEG file.
 
-Written to openpi-client 0.1.2's `msgpack_numpy`. A message comes from anyone, so reading one never
-unpickles, makes no array that is larger than its bytes, and ends at the first surplus.
+Follows openpi-client 0.1.2's `msgpack_numpy`. A message may come from anyone, so reading one never
+unpickles, makes no array that is larger than its bytes, and ends when a limit is exceeded.
 """
 
 import re
@@ -17,12 +17,12 @@ import simplejpeg
 
 _NUMBERS = re.compile(r"[<>|=]?(b1|[iu][1248]|f[248])")
 _CONTAINERS, _LENGTH, _KEY, _DIMS, _DEPTH = 256, 256, 256, 4, 4
-"""Maps and lists in a message, entries of each, a key's characters, an array's dims, and maps
-within maps."""
+"""Limits: maps and lists in a message, entries of each, characters of a key, dims of an array, and
+maps within maps."""
 _DECODED, _SIDE = 64 * 2**20, 8192
-"""Bytes that a message's JPEG pictures may come to, and pixels along one of their edges."""
+"""Limits: decoded bytes of a message's JPEG pictures, and pixels along one of their edges."""
 PICTURES = ("raw", "jpeg")
-"""Kinds of pictures that are read, for clients to know."""
+"""Kinds of pictures that are read, as reported to clients."""
 
 
 def pack(message: Mapping[str, Any]) -> bytes:
@@ -38,7 +38,7 @@ def unpack(data: bytes) -> dict[str, Any]:
     """Inverse of `pack`; arrays are read-only. Numpy's scalars become Python's.
 
     Raises:
-      ValueError: these bytes are no such message, with what is wrong in one sentence.
+      ValueError: these bytes are no such message; says what is wrong in one sentence.
     """
     reading = _Reading()
     try:

@@ -1,11 +1,12 @@
-"""A frame store read from a bucket by 1, 2, 4 and 8 readers at once, beside the same on disk.
+"""A frame store read from a bucket by 1, 2, 4 and 8 readers at once, compared with the same store
+on disk.
 
-The bucket is Amazon S3's protocol spoken by a server on this machine (moto, in Python; a process of
-its own): it and the readers share the processors, so that figures tell how reading grows with
-readers here, not how fast a cloud's storage is. A reader is a process with a cache of its own, as
-a host of a run is: it opens the store and loads every frame once in random order. Then it loads
-them again, when all lies in its cache. On disk it opens and loads once; the system has the files in
-memory.
+The bucket is a server on this machine that speaks Amazon S3's protocol (moto, in Python, in a
+process of its own). It shares the processors with the readers, so the figures show how reading
+scales with readers here, not how fast a cloud's storage is. A reader is a process with a cache of
+its own, like a host of a run: it opens the store and loads every frame once in random order. Then
+it loads the frames again, when all of them are in its cache. On disk, it opens the store and loads
+the frames once; the operating system has the files in memory.
 """
 
 import os
@@ -41,7 +42,7 @@ _CREDENTIALS = {
 
 
 class BucketSizes(NamedTuple):
-    """Episodes of so many frames, and numbers of readers."""
+    """Number and length of episodes, and numbers of readers."""
 
     episodes: int
     frames: int
@@ -132,8 +133,8 @@ def measured(
 
 
 def passes(where: str, readers: int, count: int, environment: Mapping[str, str]) -> list[Pass]:
-    """Passes of several readers, each a process with an empty cache, that begin each pass at
-    once."""
+    """Passes of several readers, each a process with an empty cache, that begin each pass
+    together."""
     found = []
     with ExitStack() as stack:
         pipes = [stack.enter_context(reader(where, k, environment)) for k in range(readers)]
@@ -152,7 +153,8 @@ def passes(where: str, readers: int, count: int, environment: Mapping[str, str])
 
 @contextmanager
 def reader(where: str, number: int, environment: Mapping[str, str]) -> Iterator[Connection]:
-    """A process that loads the store once whenever it is told True, and ends when told False."""
+    """A process that loads the store once whenever it is sent True, and ends when it is sent
+    False."""
     context = get_context("spawn")
     here, there = context.Pipe()
     with tempfile.TemporaryDirectory() as own:
@@ -209,8 +211,8 @@ def size_of(folder: Path) -> int:
 
 @contextmanager
 def s3_server() -> Iterator[Mapping[str, str]]:
-    """An S3 of this machine in a process of its own, and the variables by which it is found; they
-    are this process's own until the block ends."""
+    """An S3 server on this machine, in a process of its own, and the environment variables by which
+    it is found; this process has them until the block ends."""
     context = get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_serve, args=(there,), daemon=True)

@@ -1,7 +1,8 @@
-"""Batches of 480 x 640 pictures beside LeRobot's DataLoader, with two and with three cameras.
+"""Batches of 480 x 640 pictures compared with LeRobot's DataLoader, with two and with three
+cameras.
 
-As `tools.bench data`, whose rounds these are: straight from AV1, with pictures made smaller within
-one grey level of a store's and to the last bit, and from a JPEG store whose pictures have the
+The rounds are those of `tools.bench data`: straight from AV1, with pictures downscaled to within
+one grey level of a store's or equal to the last bit, and from a JPEG store whose pictures have the
 model's size.
 """
 
@@ -23,10 +24,11 @@ WORKS = (
 
 
 def run(console: Console, peer: Sequence[Path] = (), cache: Path = CACHE) -> dict[str, Any]:
-    """Samples a second over LeRobot's, `ratio` being that of the first row and the first peer.
+    """Samples per second relative to LeRobot's; `ratio` is that of the first row and the first
+    peer.
 
     Args:
-      peer: Pythons that have a LeRobot each; the first records the datasets.
+      peer: Pythons of environments with LeRobot; the first one records the datasets.
       cache: holds the datasets and stores for the next run.
 
     Raises:

@@ -1,9 +1,9 @@
-"""Batches a second from a dataset, beside LeRobot's DataLoader on the same files.
+"""Batches per second from a dataset, compared with LeRobot's DataLoader on the same files.
 
 LeRobot's half (tools/bench/peers/lerobot.py) records the datasets and runs under a Python that has
-it, with each of its backends and worker counts, of which the best counts. Several of its versions
-may be asked, each in an environment of its own. Rounds of ours and of LeRobot's alternate and
-ratios are taken within a round, so other work on the machine slows both alike; CPU-seconds are
+LeRobot, with each of its backends and worker counts; the best one counts. Several versions of
+LeRobot can be measured, each in an environment of its own. Our rounds and LeRobot's alternate, and
+ratios are taken within a round, so other work on the machine slows both alike. CPU-seconds are
 those of every thread and worker.
 """
 
@@ -32,8 +32,8 @@ from tools.bench.peer import asking
 
 CACHE = Path.home() / ".cache/chiliad/bench"
 Form = Encoding | Literal["straight", "straight, exact"]
-"""A frame store of that encoding, or the dataset as it is: its pictures made smaller within one
-grey level of a store's, or to the last bit."""
+"""A frame store of that encoding, or the dataset as it is, with its pictures downscaled to within
+one grey level of a store's, or equal to the last bit."""
 Ask = Callable[..., dict[str, Any]]
 _BATCH, _HORIZON, _ROUNDS = 32, 50, 3
 _WARM, _PEER_WARM, _PEER_BATCHES = 8, 4, 8
@@ -84,10 +84,11 @@ class LeRobotPeer:
 
 
 def run(console: Console, peer: Sequence[Path] = (), cache: Path = CACHE) -> dict[str, Any]:
-    """Samples a second over LeRobot's, `ratio` being that of the first row and the first peer.
+    """Samples per second relative to LeRobot's; `ratio` is that of the first row and the first
+    peer.
 
     Args:
-      peer: Pythons that have a LeRobot each; the first records the datasets.
+      peer: Pythons of environments with LeRobot; the first one records the datasets.
       cache: holds the datasets and stores, some 900 MB, for the next run.
 
     Raises:
@@ -145,7 +146,7 @@ def beside(
     cache: Path,
     console: Console,
 ) -> list[dict[str, Any]]:
-    """The rows of one dataset: rounds of every LeRobot on it alternate with ours of every work."""
+    """The rows of one dataset: rounds of every LeRobot alternate with our rounds of every work."""
     root = cache / kind
     console.print(f"{peers[0].name} records '{kind}', unless it has before", highlight=False)
     peers[0].ask(run="make", root=str(root), kind=kind)
@@ -185,8 +186,9 @@ def beside(
 
 
 def row(work: BenchedRow, rounds: Sequence[Round], peers: Sequence[str]) -> dict[str, Any]:
-    """Medians over the rounds, of which each side's best reading counts, in rate and in cost each;
-    ratios are taken within a round. `options` are those that were fastest most often."""
+    """Medians over the rounds; in each round, a side's best reading counts, for rate and cost
+    separately. Ratios are taken within a round. `options` are those that were fastest most
+    often."""
     ours = [best(readings[work.name]) for readings in rounds]
     return {
         "work": work.name,
@@ -230,7 +232,7 @@ def opened(root: Path, form: Form, cache: Path) -> Frames:
 
 
 def loading(frames: Frames) -> tuple[Feed, Processor, Plan]:
-    """All that a run of π0.5 would load batches of 32 unpacked samples with."""
+    """Everything with which a run of π0.5 would load batches of 32 unpacked samples."""
     feed = Feed(frames, 0, frames.cameras, tuple(range(_HORIZON)))
     texts = [wording for task in frames.prompts for wording in task]
     processor = Processor(
@@ -257,7 +259,7 @@ def loading(frames: Frames) -> tuple[Feed, Processor, Plan]:
 
 
 def reader(frames: Frames, threads: int, batches: int) -> Callable[[int], ReadRate]:
-    """Reads batches of ours, others in every round."""
+    """Reads batches with our loader, different ones in every round."""
     feed, processor, plan = loading(frames)
 
     def read(number: int) -> ReadRate:
@@ -274,7 +276,7 @@ def reader(frames: Frames, threads: int, batches: int) -> Callable[[int], ReadRa
 
 
 def peer_reader(ask: Ask, root: Path, backend: str, workers: int) -> Callable[[int], ReadRate]:
-    """Has LeRobot read batches, others in every round."""
+    """Has LeRobot read batches, different ones in every round."""
     slow = root.name == "png"
     batches, warm = (2 * max(workers, 1),) * 2 if slow else (_PEER_BATCHES, _PEER_WARM)
     options = {"batch": _BATCH, "chunk": _HORIZON, "warm": warm}

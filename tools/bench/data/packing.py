@@ -1,9 +1,9 @@
-"""Training the same samples packed end to end, and padded to the longest one a row each (as peers
-do).
+"""Training on the same samples packed end to end, and padded to the longest with one sample per row
+(as peers do).
 
 The samples are a mixture of one- and two-camera robots with prompts of 5 to 60 tokens. Steps of
 both forms alternate in one run, so a drifting machine slows both alike; the figure is the median.
-With `--width real` layers have π0.5's released widths.
+With `--width real`, layers have π0.5's released widths.
 """
 
 from dataclasses import replace
@@ -79,7 +79,7 @@ def packed(samples: list[Sample], config: PiConfig = _SMALL) -> PackedBatch:
 
 
 def padded(samples: list[Sample], config: PiConfig = _SMALL) -> PackedBatch:
-    """One sample a row, every row as long as the longest."""
+    """One sample per row, every row as long as the longest."""
     images, text = max(len(s.images) for s in samples), max(len(s.text) for s in samples)
     row = config.layout(prefix=0, samples=1, images=images, text=text)
     layout = replace(row, prefix=row.prefix_length(images, text))

@@ -1,10 +1,10 @@
-"""Training steps on the same samples packed and padded, beside the places that packing saves: rows
-of many lengths with 3 to 90 % of padding, as the thousand-GPU recipe's figures 14 and 15 have them
-(arXiv 2603.11101).
+"""Training steps on the same samples packed and padded, compared with the places that packing
+saves: rows of many lengths with 3 to 90 % of padding, as in figures 14 and 15 of the thousand-GPU
+recipe (arXiv 2603.11101).
 
-Time is saved as places are where nothing but the language model's layers costs anything; what a
-step costs whatever its rows hold (the optimizer, a program's start) stands against it, and
-attention, which costs a row the square of its samples' lengths, not of its own, for it.
+If only the language model's layers had a cost, packing would save as much time as places. Costs of
+a step that do not depend on its rows (the optimizer, a program's start) make the saving smaller.
+Attention makes it larger: a row costs the square of its samples' lengths, not of its own.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,8 +30,8 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class Padding:
-    """So many prefix places with padding, of which it is the share `padding`, in rows of equal
-    length."""
+    """A number of prefix places in padded rows of equal length; `padding` is the share of them that
+    is padding."""
 
     places: int
     padding: float
@@ -85,12 +85,12 @@ def forms(case: Padding, config: PiConfig) -> dict[str, PackedBatch]:
 
 
 def lengths(longest: int, samples: int, padding: float, least: int) -> Int[np.ndarray, " samples"]:
-    """The longest, and the others spread evenly so that rows of the longest have this share of
-    padding, as far as whole lengths allow.
+    """Lengths of the longest sample and of the others, which are spread evenly so that rows of the
+    longest length have this share of padding, as far as whole lengths allow.
 
     Raises:
-      ValueError: the longest alone holds more than the rest of the share, or so little is asked
-        for that others would have to be longer.
+      ValueError: the padding is so large that the others would be shorter than `least`, or so small
+        that they would be longer than the longest.
     """
     mean = ((1 - padding) * samples - 1) * longest / (samples - 1)
     if not least <= mean <= longest:
@@ -107,10 +107,10 @@ def compared(
     config: PiConfig, optimizer: OptimizerConfig, forms: Mapping[str, PackedBatch], rounds: int
 ) -> dict[str, Any]:
     """Median seconds of alternating training steps on the forms "packed" and "padded", their ratio
-    (within a round, then the median), the share of time that it saves, and prefix places.
+    (within a round, then the median), the share of time saved, and prefix places.
 
-    `of_places_saved` is that ratio over the ratio of the places: 1 where a step takes as much less
-    time as it has less places.
+    `of_places_saved` is that ratio over the ratio of the places: 1 if a step's time falls as much
+    as its places.
     """
     seconds = alternate(trainers(config, optimizer, forms), rounds)
     places = {name: batch.prefix_segment.size for name, batch in forms.items()}
@@ -128,7 +128,7 @@ def compared(
 def trainers(
     config: PiConfig, optimizer: OptimizerConfig, batches: Mapping[str, PackedBatch]
 ) -> dict[str, Callable[[], Any]]:
-    """Training steps on each batch, which move one state in turn."""
+    """Training steps on each batch, which update one state in turn."""
     model, mesh = Pi(config), make_mesh(MeshConfig(), jax.devices()[:1])
     optimizer = replace(optimizer, decay_steps=1000)
     abstract = abstract_state(model, optimizer, SHARDING_RULES, mesh)

@@ -1,11 +1,12 @@
-"""The packing plan beside grain's best-fit packer: how full rows get, and how fast.
+"""The packing plan compared with grain's best-fit packer: how full rows get, and how fast.
 
-Ten million samples of five datasets with one to three cameras and weights that are no multiples of
-each other, some of whose tasks have several wordings. Both sides get the same samples and row
-sizes; grain once with all three budgets and once with prefix places alone, which suits it best.
-Rates are per second of CPU. grain packs some of the samples, and the last rows it closes, which
-had no time to fill, do not count. Then, by number of ranks, how much more attention costs the
-slowest of them than their mean, with a step's rows as they were packed and as the plan orders them.
+Ten million samples come from five datasets with one to three cameras and weights that are no
+multiples of each other; some of their tasks have several wordings. Both sides get the same samples
+and row sizes. grain runs once with all three budgets and once with prefix places alone, which suits
+it best. Rates are per second of CPU. grain packs some of the samples, and the last rows that it
+closes, which had no time to fill, do not count. A second result is, by number of ranks, how much
+more attention costs the slowest rank than the mean, with a step's rows in the order of packing and
+in the plan's order.
 """
 
 import resource
@@ -41,7 +42,7 @@ Shape = tuple[str, list[PlanSource], Layout]
 
 
 def mixture(samples: int, config: RunConfig, seed: int = 0) -> list[PlanSource]:
-    """Five datasets with so many frames in all: prompts of 5 to 60 tokens, and where the model
+    """Five datasets with `samples` frames in all. Prompts have 5 to 60 tokens and, if the model
     reads the state as text, the most that a robot's 7 to 32 dims can take."""
     rng = np.random.default_rng(seed)
     sources = []
@@ -76,7 +77,7 @@ def shapes(samples: int) -> Iterator[Shape]:
 
 
 def planned(sources: list[PlanSource], layout: Layout, samples: int) -> dict[str, float]:
-    """Plans that many draws step by step: rates, shares of each budget used, and memory."""
+    """Plans `samples` draws step by step; returns rates, shares of each budget used, and memory."""
     before, start = _peak_memory(), time.process_time()
     plan = Plan(sources, layout, _ROWS)
     made = time.process_time()
@@ -101,8 +102,8 @@ def planned(sources: list[PlanSource], layout: Layout, samples: int) -> dict[str
 
 
 def slowest(sources: list[PlanSource], layout: Layout) -> dict[str, dict[str, float]]:
-    """Excess of the slowest rank's attention, the mean and the most of 100 steps, by number of
-    ranks: of rows in the order of packing, and of the plan's."""
+    """Excess of the slowest rank's attention, mean and largest over 100 steps, by number of ranks:
+    with rows in the order of packing, and in the plan's order."""
     steps, plain = range(_EXCESS_STEPS), Plan(sources, layout, _ROWS)
     found = {}
     for ranks in _RANKS:
@@ -123,7 +124,7 @@ def slowest(sources: list[PlanSource], layout: Layout) -> dict[str, dict[str, fl
 def packed(
     sources: list[PlanSource], layout: Layout, budgets: Sequence[str], samples: int
 ) -> dict[str, float]:
-    """The same by grain within some of the budgets, of samples at random."""
+    """The same for grain within some of the budgets, on randomly chosen samples."""
     plan = Plan(sources, layout, _ROWS)
     drawn = plan.draws(0, 0, -(-samples // plan.window) * plan.rows_per_window)
     chosen = np.random.default_rng(0).permutation(len(drawn.kind))[:samples]

@@ -1,9 +1,10 @@
 """Time and memory until the first batch of a run on a million episodes.
 
 The metadata is synthetic: episodes of 8 to 40 frames, 50,000 different instructions, two cameras
-whose pictures are all black: one shard of them under many names. A frame store is made of it by the
-code that makes any store; then a fresh process does all that a run of the preset `pi05` does before
-its first step, short of the model. The same metadata as LeRobot v3.0 is opened in another process.
+whose pictures are all black and lie in one shard under many names. The code that makes any store
+makes a frame store of it. Then a fresh process does everything that a run of the preset `pi05` does
+before its first step, except for the model. Another process opens the same metadata as LeRobot
+v3.0.
 """
 
 import hashlib
@@ -63,7 +64,7 @@ class SyntheticDataset:
 
     @cached_property
     def runs(self) -> Any:
-        """Every episode is one."""
+        """Runs of frames; every episode is one."""
         from data.frames import Runs
 
         number = np.arange(self.num_episodes)
@@ -249,7 +250,7 @@ def run(console: "Console", episodes: int = _EPISODES) -> dict[str, Any]:
 
 
 class _Clock:
-    """Seconds of each part, by the clock on the wall and of the processor."""
+    """Seconds of each part, as wall-clock time and CPU time."""
 
     def __init__(self) -> None:
         self.parts: dict[str, tuple[float, float]] = {}

@@ -1,4 +1,4 @@
-"""Normalisation statistics of a dataset, beside openpi's own way to them.
+"""Normalisation statistics of a dataset, compared with openpi's own computation of them.
 
 openpi decodes every picture and collates every action chunk to look at states and actions; ours
 reads those columns from the parquet. openpi's half (tools/bench/peers/openpi_stats.py) first

@@ -1,1 +1,1 @@
-"""The ladder from the recipe's beginnings to ours."""
+"""The ladder from the way the recipe's authors began to ours."""

@@ -45,7 +45,7 @@ def make(root: Path, episodes: int, frames: int, size: int) -> Path:
 
 
 def instructions(draw: np.random.Generator, number: int) -> Iterator[str]:
-    """Tasks of 4 to 60 words whose logarithms are spread evenly, in no order."""
+    """Tasks of 4 to 60 words in random order; the logarithms of their lengths are spread evenly."""
     lengths = np.geomspace(_SHORTEST, _LONGEST, number).round().astype(int)
     for length in draw.permutation(lengths).tolist():
         yield " ".join(draw.choice(_WORDS.split(), length).tolist())
@@ -71,7 +71,7 @@ def video(
 
 
 def _between(values: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """Values along the first axis at these places, in straight lines from one to the next."""
+    """Values along the first axis at these places, by linear interpolation."""
     low = at.astype(int)
     part = (at - low)[:, None, None]
     return values[low] * (1 - part) + values[low + 1] * part

@@ -1,11 +1,11 @@
-"""Samples a second from the way the recipe's authors began to ours, one change at a time, beside
-their own ladder (arXiv 2603.11101), for π0.5 and GR00T.
+"""Samples per second from the way the recipe's authors began to ours, one change at a time,
+compared with their own ladder (arXiv 2603.11101), for π0.5 and GR00T.
 
 Pictures, tokens of a picture, prompt limit, chunks and heads' inputs are as released; widths and
 depths are small. Every rung trains on the same samples in the same steps, and the benchmark stops
-where a loss is another. Loading alone, computing alone and both together are timed in rounds in
-which all rungs take turns, so that a drifting machine slows them alike. `--peer` is the Python of
-an environment that has LeRobot, whose DataLoader then reads the same files in every round.
+if a loss differs. Loading alone, computing alone and both together are timed in rounds in which all
+rungs take turns, so that a drifting machine slows them alike. `--peer` is the Python of an
+environment that has LeRobot, whose DataLoader then reads the same files in every round.
 """
 
 import os
@@ -83,8 +83,9 @@ _SEED, _NOISE = 0, 0.05
 
 @dataclass(frozen=True)
 class LadderSizes:
-    """A dataset of `episodes` of `frames` frames, `samples` a step; a reading takes `loaded`
-    batches where loading is timed alone, else `trained`, after `warm` that are not timed."""
+    """A dataset of `episodes` episodes of `frames` frames, with `samples` samples per step. A
+    reading takes `loaded` batches if loading is timed alone, otherwise `trained`, after `warm`
+    batches that are not timed."""
 
     episodes: int = 16
     frames: int = 40
@@ -124,8 +125,8 @@ def run(
     sizes: LadderSizes | None = None,
     models: Mapping[str, BenchedModel] = MODELS,
 ) -> dict[str, Any]:
-    """Samples a second of every rung for every model, and a figure; `ratio` is the last rung over
-    the first for the first model, loading and computing together.
+    """Samples per second of every rung for every model, and a figure; `ratio` is the last rung over
+    the first for the first model, with loading and computing together.
 
     Args:
       peer: a Python that has LeRobot; without one its reading is left out, and the result says so.
@@ -239,8 +240,8 @@ def difference(name: str, losses: Float[np.ndarray, " n"], first: Float[np.ndarr
 def trainer(
     config: BenchedModel,
 ) -> tuple[Callable[[PackedBatch], float], Callable[[PackedBatch], None]]:
-    """A batch's loss at the first parameters, `stirred`, by the training step itself; and that step
-    from the last state on, ended when the device is done."""
+    """Two functions: a batch's loss at the first parameters, `stirred`, by the training step
+    itself; and that step from the last state on, which ends when the device is done."""
     model, mesh = config.build(), make_mesh(MeshConfig(), jax.devices()[:1])
     abstract = abstract_state(model, _OPTIMIZER, model.sharding_rules, mesh)
     step = make_train_step(model, _OPTIMIZER, mesh, abstract)
@@ -260,8 +261,8 @@ def trainer(
 
 
 def stirred(params: Any) -> Any:
-    """The parameters with noise. Models begin with gates of 0, through which no loss depends on
-    pictures or prompt, so none could tell that a rung reads them wrongly."""
+    """The parameters with noise. Models begin with gates of 0, so that no loss depends on pictures
+    or prompt, and none could show that a rung reads them wrongly."""
     draw = np.random.default_rng(_SEED)
     return jax.tree.map(
         lambda p: p + jnp.asarray(_NOISE * draw.standard_normal(p.shape, np.float32)), params
@@ -306,11 +307,11 @@ def lerobots(
 def row(
     rung: PreparedRung, readings: Sequence[LadderReading], first: Sequence[LadderReading]
 ) -> dict[str, Any]:
-    """Medians and ranges over the rounds of samples a second and of milliseconds of a processor for
-    each sample; ratios to the first rung are taken within a round.
+    """Medians over the rounds of samples per second, with their range, and of CPU-milliseconds per
+    sample; ratios to the first rung are taken within a round.
 
-    `elsewhere`: what the two rates alone would give together if computing took none of the cores
-    that load: the slower of the two, or without reading ahead one after the other.
+    `elsewhere`: rate of both together if computing took none of the cores that load: the slower of
+    the two or, without reading ahead, one after the other.
     """
     ahead, batch = rung.laid.rung.ahead, rung.kept[0]
     loading, computing, _ = (median(r.rate for r in of) for of in zip(*readings, strict=True))
@@ -382,9 +383,9 @@ def draw(found: Mapping[str, Mapping[str, Any]], path: Path) -> None:
 
 
 def gains(rungs: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Ratios that stand for the recipe's, in CPU-seconds of a sample, which other work on the
-    machine does not enter: of loading alone from the first rung to the frame store, and of
-    computing alone by pruning and shorter prompts, and by packing with its attention."""
+    """Ratios that correspond to the recipe's, in CPU-seconds per sample, which other work on the
+    machine does not enter: of loading alone, from the first rung to the frame store; and of
+    computing alone, by pruning and shorter prompts, and by packing with its attention."""
     at = {name: number for number, name in enumerate(rung.name for rung in RUNGS)}
     stored, longest = at["frame store"], at["batch's longest prompt"]
 
@@ -399,7 +400,7 @@ def gains(rungs: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def table(name: str, family: Mapping[str, Any]) -> Table:
-    """Samples a second of each rung, then milliseconds of a processor for each sample."""
+    """Samples per second of each rung, then CPU-milliseconds per sample."""
     parts = LadderReading._fields
     shown = Table(name, *parts, "over first", *(f"{n}, CPU ms" for n in parts), "rows", "fill")
     for rung in family["rungs"]:

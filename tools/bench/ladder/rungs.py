@@ -37,12 +37,12 @@ _PER_ROW = 4
 
 @dataclass(frozen=True)
 class Rung:
-    """`pictures`: their file is opened and sought for every one of them ("opened"), reached by a
-    seek table ("sought"), or read from a raw frame store ("stored"). `ahead`: two threads make the
-    next two batches while one is trained on, else one is made when the loop asks for it. `pruned`:
-    a row has no place for a camera that the robot lacks. `prompts`: places for text up to the
-    processor's limit, or the batch's longest, rounded up to 32. `packed`: rows of four samples
-    instead of one."""
+    """Settings of a rung. `pictures`: for each of them, the file is opened and sought ("opened"),
+    or they are reached by a seek table ("sought") or read from a raw frame store ("stored").
+    `ahead`: two threads make the next two batches while one is trained on; otherwise a batch is
+    made when the loop asks for it. `pruned`: a row has no place for a camera that the robot lacks.
+    `prompts`: text has places up to the processor's limit, or up to the batch's longest prompt,
+    rounded up to 32. `packed`: rows of four samples instead of one."""
 
     name: str
     pictures: Pictures = "opened"
@@ -63,7 +63,7 @@ _BLOCKED = replace(_LONGEST, name="attention by blocks", attention="auto")
 _PACKED = replace(_BLOCKED, name="packed rows", packed=True)
 
 RUNGS = (_BEGAN, _AHEAD, _SOUGHT, _STORED, _PRUNED, _LONGEST, _BLOCKED, _PACKED)
-"""Each is the one before with one change, which its name tells."""
+"""Each rung is the previous one with one change, which its name states."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def opened(root: Path, image_size: int, cache: Path) -> dict[Pictures, Frames]:
 
 @dataclass(frozen=True)
 class LaidRung:
-    """A rung with all that its batches are made of."""
+    """A rung with everything that its batches are made of."""
 
     rung: Rung
     feed: Feed
@@ -137,7 +137,7 @@ def laid(rung: Rung, config: ModelConfig, frames: dict[Pictures, Frames], sample
 
 
 def trimmed(batch: PackedBatch, layout: Layout) -> PackedBatch:
-    """The batch without the text and prefix places that none of its rows uses, but for those up to
+    """The batch without the text and prefix places that none of its rows uses, except those up to
     the next multiple of 32, so that few lengths are compiled. For models that have no place for a
     state after the text."""
     used = batch.prefix_segment > 0

@@ -2,7 +2,7 @@
 π0.5 and GR00T-N1.5 at their released sizes, in batches of 1, 8 and 32.
 
 Weights and computing are bf16. A round prepares the observations, computes, and brings the chunks
-back, as `tools.serve` does for so many robots that ask at once.
+back, as `tools.serve` does for as many robots that send requests at once.
 """
 
 import time
@@ -24,8 +24,8 @@ _STATE, _BATCHES = 8, (1, 8, 32)
 
 
 def run(console: Console, tiny: bool = False) -> dict[str, Any]:
-    """Milliseconds from observation to chunk; `ratio` is how many more chunks a second the first
-    model gives in the largest batch than one at a time.
+    """Milliseconds from observation to chunk; `ratio` is the first model's chunks per second in the
+    largest batch over those one at a time.
 
     Raises:
       ValueError: the first device is no GPU, and the sizes are the released ones.
@@ -54,8 +54,8 @@ def run(console: Console, tiny: bool = False) -> dict[str, Any]:
 
 
 def latency(policy: Policy, batch: int, rounds: int) -> dict[str, Any]:
-    """Percentiles of the milliseconds of so many rounds, after the one of
-    `start_seconds`, which compiles unless an earlier call left what it compiled."""
+    """Percentiles of the milliseconds of `rounds` rounds, after a first one of `start_seconds`,
+    which compiles unless an earlier call left what it compiled."""
     rng, size = np.random.default_rng(0), policy.model.config.image_size
     shape = (batch, len(_CAMERAS), size, size, 3)
     seconds = []

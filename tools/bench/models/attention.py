@@ -2,7 +2,7 @@
 what "auto" gains over dense in rows as the tiny preset packs them, and, on a GPU, every
 implementation on the heads and rows of the released models.
 
-What is compared alternates, and ratios are taken within a round, so a drifting machine slows both
+Compared calls alternate, and ratios are taken within a round, so a drifting machine slows both
 alike; figures are medians over the rounds.
 """
 
@@ -27,15 +27,15 @@ from tools.bench.attempt import FULL, failed, tell
 
 _SEGMENTS = (1, 4, 16)
 _BRIEF, _MOST = 0.01, 100
-"""Seconds under which a call is made several times in a row, and how often at most."""
+"""Seconds below which a call is made several times in a row, and the largest number of times."""
 _BACKWARD = 2.5
 """Products of the backward pass over those of the forward: five and two (FlashAttention-2,
 arXiv 2307.08691, section 4.1)."""
 
 
 class Case(NamedTuple):
-    """`rows` rows of `keys` places shared by `segments` samples, every sample asked about by
-    `asked` queries of its own, or by all of its places (0)."""
+    """`rows` rows of `keys` places shared by `segments` samples. Each sample has `asked` queries of
+    its own, or one for each of its places (0)."""
 
     rows: int
     keys: int
@@ -128,8 +128,8 @@ def run(console: Console, tiny: bool = False) -> dict[str, Any]:
 
 def implementations(case: Case, dtype: Any, rounds: int) -> dict[str, Any]:
     """Every implementation on a case: milliseconds of the gradient, TFLOP/s of the products that
-    the mask needs and their share of the chip's peak, or why it is not there; `auto` is which one
-    "auto" takes."""
+    the mask needs and their share of the chip's peak, or the reason why it cannot run; `auto` names
+    the one that "auto" takes."""
     found: dict[str, Any] = {"case": str(case), "heads": case.heads, "kv_heads": case.kv_heads}
     found |= {"head_dim": case.head_dim, "causal": case.causal, "dtype": jnp.dtype(dtype).name}
     found |= {"auto": chosen(case, dtype)}
@@ -174,8 +174,8 @@ def needed_flops(case: Case) -> float:
 
 
 def alternate(steps: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of every call, in turn; the first round only compiles. What was compiled already and
-    is brief is called several times before it is waited for, so that a device's kernels are timed
+    """Seconds of every call, in turn; the first round only compiles. Brief calls that were already
+    compiled are made several times before they are waited for, so that a device's kernels are timed
     and not their start."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     times = dict.fromkeys(steps, 1)

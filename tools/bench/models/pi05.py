@@ -1,11 +1,13 @@
-"""π0.5 beside openpi's own, with the same weights, sizes and batch: a training step, and sampling.
+"""Our π0.5 compared with openpi's, with the same weights, sizes and batch: a training step, and
+sampling.
 
-openpi's half (tools/bench/peers/openpi.py) runs under a Python that has it and answers line by
-line, so that its steps and ours alternate. Three camera slots of which two are real and prompts of
-about 25 of 200 tokens are what its users' robots have; ours packs the rows and so never sees the
-rest. Losses, gradient and sampled actions are compared first, in f32. With `--width real`, and on a
-GPU, widths are the released ones: there with a few layers in bf16, as both train, on a CPU with one
-and with two of each stack in f32 and bf16, so that their difference is what a whole layer costs.
+openpi's half (tools/bench/peers/openpi.py) runs under a Python that has openpi and answers line by
+line, so that its steps and ours alternate. As on its users' robots, two of three camera slots are
+real and prompts have about 25 of 200 tokens; ours packs the rows and so never sees the rest.
+Losses, gradient and sampled actions are compared first, in f32. With `--width real`, and on a GPU,
+widths are the released ones: on a GPU with a few layers in bf16, as both train; on a CPU with one
+and with two layers of each stack, in f32 and bf16, so that their difference is what a whole layer
+costs.
 """
 
 import tempfile
@@ -46,7 +48,7 @@ CONFIG = PiConfig(
 )
 """π0.5 with pictures, horizon and action dims as released, in widths that two cores can train."""
 _EXACT = "float32"
-"""JAX's precision of f32 products that are compared: a GPU rounds their operands otherwise."""
+"""JAX's precision for f32 products that are compared; otherwise, a GPU rounds their operands."""
 _PROMPT, _PROMPTS, _REAL_CAMERAS = 200, (22, 28), 2
 _SEED, _ROUNDS, _WIDE_ROUNDS, _TOLERANCE = 0, 8, 3, 1e-4
 _OPTIMIZER = OptimizerConfig(
@@ -102,7 +104,7 @@ def run(
 
 
 def wide(depth: int) -> PiConfig:
-    """Released widths in so many layers of each stack, with the vocabulary of `CONFIG`."""
+    """Released widths with `depth` layers in each stack, with the vocabulary of `CONFIG`."""
     return PiConfig(
         vision=SiglipConfig(depth=depth),
         language=replace(GEMMA_2B, depth=depth),
@@ -189,7 +191,7 @@ def random_batch(config: PiConfig) -> Arrays:
 
 
 def their_config(config: PiConfig) -> dict[str, Any]:
-    """The same sizes in openpi's words."""
+    """The same sizes in openpi's config format."""
 
     def stack(stack: GemmaConfig) -> dict[str, int]:
         return {
@@ -242,7 +244,7 @@ def deviations(
     relative to their largest entry.
 
     Raises:
-      ValueError: one is further than 1e-4.
+      ValueError: one of them exceeds 1e-4.
     """
     batch = rows(model.config, arrays)
     chunk = jnp.asarray(recorded["noise"])[:, None, None]
@@ -295,7 +297,7 @@ def fill(config: PiConfig, arrays: Arrays, batch: PackedBatch) -> dict[str, floa
 
 
 def recomputing(config: PiConfig) -> PiConfig:
-    """Keeping each layer's input alone for backward, as openpi does."""
+    """The config that keeps only each layer's input for backward, as openpi does."""
     stacks: dict[str, Any] = {
         name: replace(getattr(config, name), remat="full")
         for name in ("vision", "language", "expert")
@@ -304,15 +306,15 @@ def recomputing(config: PiConfig) -> PiConfig:
 
 
 def trainer(model: Pi, params: Any, batch: PackedBatch) -> Callable[[], Any]:
-    """A training step to call again and again, from these parameters on."""
+    """A training step to call repeatedly, from these parameters on."""
     return trainers({"": model}, params, batch)[0][""]
 
 
 def trainers(
     models: Mapping[str, Pi], params: Any, batch: PackedBatch
 ) -> tuple[dict[str, Callable[[], Any]], dict[str, int]]:
-    """Training steps to call again and again, from these parameters on, which move one state in
-    turn; and the bytes that each one's program holds at once, state and batch included."""
+    """Training steps to call repeatedly, from these parameters on, which update one state in turn;
+    and the bytes that each one's program holds at once, state and batch included."""
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     first = next(iter(models.values()))
     abstract = abstract_state(first, _OPTIMIZER, SHARDING_RULES, mesh)
@@ -344,7 +346,7 @@ def held_bytes(compiled: Any) -> int:
 def sampler(
     model: Pi, params: Any, batch: PackedBatch, noise: Float[np.ndarray, "b h a"]
 ) -> Callable[[], Float[Array, "r k h a"]]:
-    """The sampler from this noise, as often as it is called."""
+    """A function that samples from this noise at every call."""
     start = jnp.asarray(noise).reshape(*batch.state.shape[:2], *noise.shape[1:])
     sample = jax.jit(model.sample_actions)
     return partial(sample, params, batch, start)

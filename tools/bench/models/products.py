@@ -1,9 +1,9 @@
-"""Products of π0.5's layers at their released widths on a Hopper GPU: in every recipe of float8
-against bf16, forward and for both gradients, and forward alone with kernels kept in float8.
+"""Products of π0.5's layers at their released widths on a Hopper GPU: every recipe of float8
+compared with bf16, forward and for both gradients, and forward alone with kernels kept in float8.
 
-Scales and rounding are part of what is timed. Forward alone passes several layers, each with a
-kernel of its own, so that none stands in the cache from the last call. What is compared alternates
-in one process; ratios are taken within a round, and figures are medians.
+Scales and rounding are timed too. Forward alone passes several layers, each with a kernel of its
+own, so that no kernel is in the cache from the last call. Compared calls alternate in one process;
+ratios are taken within a round, and figures are medians.
 """
 
 import math
@@ -25,7 +25,7 @@ from tools.bench.models.attention import alternate, rows
 _TOKENS, _ACTED, _ROUNDS, _KINDS = 16384, 816, 10, 3
 """Tokens of a batch and of one observation's prefix, rounds, and what is compared in each."""
 _BEYOND_CACHE, _MOST_LAYERS = 2**27, 32
-"""Bytes of float8 that the kernels of a call hold at least, and how many they are at most."""
+"""Least number of float8 bytes that the kernels of a call hold, and largest number of kernels."""
 
 
 class LayerProduct(NamedTuple):
@@ -119,8 +119,8 @@ def _layers(acted: list[LayerProduct], tiny: bool) -> list[tuple[LayerProduct, i
 
 
 def _acting(size: LayerProduct, layers: int) -> dict[str, Callable[[], Any]]:
-    """Results alone, of so many layers: of kernels in bf16, kept in float8 and read in bf16, and
-    multiplied in float8."""
+    """Forward results alone, of so many layers, with kernels in bf16, kept in float8 and read in
+    bf16, and multiplied in float8."""
     operands = [_operands(size, seed)[:2] for seed in range(layers)]
     xs, kernels = [x for x, _ in operands], [kernel.astype(x.dtype) for x, kernel in operands]
     kept = [

@@ -1,5 +1,5 @@
-"""Bytes of a LoRA training step at released sizes on one GPU, by what its frozen base is kept in:
-the steps of the presets `pi05-qlora` and `groot-qlora`, compiled for an H100 that is not there.
+"""Bytes of a LoRA training step at released sizes on one GPU, by the format of its frozen base: the
+steps of the presets `pi05-qlora` and `groot-qlora`, compiled for an H100 that need not be there.
 """
 
 from collections import defaultdict
@@ -14,15 +14,15 @@ from parallel.planning.deviceless import CompiledStep, compile_step
 from tools.recipes.presets import PRESETS, RunConfig
 
 SAMPLES, CAMERAS, TEXT = 4, 3, 64
-"""A row has at most so many samples, each of so many pictures and tokens of text."""
+"""Largest number of samples in a row, and each sample's pictures and text tokens."""
 GPU_BYTES = 24e9
 BASES = ("float32", "bfloat16", "float8", "int8", "nf4")
 _CASES = tuple((preset, n) for n in (4, 1, 16) for preset in ("pi05-qlora", "groot-qlora"))
 
 
 def with_base(config: RunConfig, base: str) -> RunConfig:
-    """A preset of adapters with its frozen base kept so; "float32" keeps all of it so, the others
-    what they do not quantise in bfloat16."""
+    """A preset of adapters with its frozen base kept as `base`. "float32" keeps all of it in
+    float32; the others keep what they do not quantise in bfloat16."""
     plain = base in ("float32", "bfloat16")
     model = config.model.computing(
         quantized="" if plain else config.model.compute.quantized,
@@ -33,7 +33,7 @@ def with_base(config: RunConfig, base: str) -> RunConfig:
 
 
 def compiled(config: RunConfig, samples: int) -> CompiledStep:
-    """The training step on so many samples on one H100."""
+    """The training step on `samples` samples on one H100."""
     model, row = config.model.build(), min(samples, SAMPLES)
     places = row * (CAMERAS * config.model.tokens_per_image + TEXT)
     layout = config.model.layout(prefix=places, samples=row, images=row * CAMERAS, text=row * TEXT)

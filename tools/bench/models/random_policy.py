@@ -48,5 +48,5 @@ def random_policy(
 
 @partial(jax.jit, static_argnums=(1, 2))
 def _drawn(key: jax.Array, shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
-    """One leaf, as all at once do not fit beside the policy."""
+    """One leaf, because all leaves at once do not fit beside the policy."""
     return (0.05 * jax.random.normal(key, shape)).astype(dtype)

@@ -1,10 +1,10 @@
-"""Error of a trained policy's actions, and its success, with products rounded to float8: kernels
-with a scale for a tensor, each output or each block, in one tower or several, activations with
-scales found as they come or from other observations, and all towers' kernels as `tools.quantize`
-keeps them, calibrated by other observations or not (docs/results/fp8.md).
+"""Error of a trained policy's actions, and its success, with products rounded to float8
+(docs/results/fp8.md). Kernels have one scale per tensor, output or block, in one tower or several.
+Activations have scales computed as they come or from other observations. Finally, all towers'
+kernels are kept as by `tools.quantize`, calibrated on other observations or not.
 
-An error is the distance of a chunk from the unrounded policy's, from the same noise. The policy
-is the demo's; success is that of validation starts.
+An error is the distance of a chunk from the unrounded policy's, from the same noise. The policy is
+the demo's; success is measured on validation starts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,14 +53,14 @@ ACTIVATIONS: Mapping[str, fp8.Recipe] = {
     "a tensor's": "current",
     "of 128 places": "block",
 }
-"""Recipes by the scales that activations have; kernels have a tensor's, or each block's."""
+"""Recipes by the scales of activations; kernels have one per tensor, or one per block."""
 KINDS: Sequence[Kind] = get_args(Kind)
 
 
 @dataclass(frozen=True)
 class RoundingSizes:
-    """Policies, each a run in `runs` that has its dataset beside it and acts in a suite; how many
-    observations errors are of, and starts success."""
+    """Policies, each a run in `runs` that has its dataset beside it and acts in a suite; numbers of
+    observations for errors, and of starts for success."""
 
     policies: Mapping[str, str]
     runs: Path = Path("runs")
@@ -72,8 +72,8 @@ SIZES = RoundingSizes({"demo": "tabletop-lift"})
 
 
 def run(console: Console, sizes: RoundingSizes = SIZES) -> dict[str, Any]:
-    """Errors and success by policy; `ratio` is the error under a tensor's scales over that under
-    those of blocks, kernels and activations of the first policy.
+    """Errors and success by policy; `ratio` is the first policy's error with one scale per tensor
+    over that with one per block, for kernels and activations.
 
     Raises:
       FileNotFoundError: a policy is not there.
@@ -132,8 +132,8 @@ def _measured(folder: Path, sizes: RoundingSizes, console: Console) -> dict[str,
 
 
 def rounded(params: Any, towers: str, scale: str) -> Any:
-    """The parameters with the kernels of `TOWERS[towers]` as float8 with `SCALES[scale]` holds
-    them."""
+    """The parameters with the kernels of `TOWERS[towers]` rounded to float8 with
+    `SCALES[scale]`."""
     rows, columns = SCALES[scale]
 
     def matrix(x: Float[Array, "m n"]) -> Float[Array, "m n"]:
@@ -153,8 +153,8 @@ def rounded(params: Any, towers: str, scale: str) -> Any:
 
 
 def computed(policy: Policy, recipe: fp8.Recipe, others: Recorded) -> Policy:
-    """The policy with the products of all blocks in float8; the scales of "delayed" are those that
-    one gradient of the loss finds for `others` and the chunks that the policy gives them."""
+    """The policy with the products of all blocks in float8. "delayed" has the scales that one
+    gradient of the loss finds for `others` and the chunks that the policy gives for them."""
     model = policy.model.config.computing(fp8=recipe).build()
     if recipe != "delayed":
         return replace(policy, model=model)
@@ -178,7 +178,7 @@ def _calibrated(policy: Policy, others: Recorded, pattern: str) -> Rounding:
 
 
 def _actions(policy: Policy, seen: Recorded) -> Float[np.ndarray, "r h a"]:
-    """Chunks, normalised, of the numbers that the robot has."""
+    """Normalised chunks, of only the dims that the robot has."""
     sample = jax.jit(policy.model.sample_actions)
     found = sample(policy.params, seen.batch, seen.noise[:, None])
     return np.asarray(found)[:, 0, :, : seen.dims]

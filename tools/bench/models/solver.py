@@ -1,11 +1,12 @@
-"""Error of actions and success of trained policies against evaluations of their action expert, by
-the solver of the flow (docs/results/solver.md).
+"""Error of actions and success of trained policies by number of evaluations of their action expert
+and by the solver of the flow (docs/results/solver.md).
 
-The error of a chunk is its distance from 256 steps of "ab2", which the prefix, read once, does not
-change. Beside the solvers that there are stand two that are left out, as neither is better at any
-number of evaluations: the midpoint method, and Heun's with Euler's step at the end, as EDM takes it
-(arXiv 2206.00364). Success is that of validation starts, then, for a few settings named before, of
-held-out ones. The policies are the demo's; finished episodes are kept in their folders.
+The error of a chunk is its distance from 256 steps of "ab2"; the prefix is read once and does not
+change it. Two methods that are not offered as solvers are measured too, although neither is better
+at any number of evaluations: the midpoint method, and Heun's with an Euler step at the end, as in
+EDM (arXiv 2206.00364). Success is measured on validation starts and then, for a few settings named
+beforehand, on held-out starts. The policies are the demo's; finished episodes are kept in their
+folders.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +40,8 @@ _REFERENCE = 256
 @dataclass(frozen=True)
 class SolverSizes:
     """Policies, each a run in `runs` that has its dataset beside it and acts in a suite, and how
-    much is measured. `judged`: solvers and evaluations that act on held-out starts too."""
+    much is measured. `judged`: solvers and numbers of evaluations that also act on held-out
+    starts."""
 
     policies: Mapping[str, str]
     runs: Path = Path("runs")
@@ -59,8 +61,8 @@ SIZES = SolverSizes({"demo": "tabletop-lift", "push": "tabletop-push"})
 
 
 def run(console: Console, sizes: SolverSizes = SIZES) -> dict[str, Any]:
-    """Errors and success by policy, solver and evaluations; `ratio` is the error of Euler's steps
-    over that of as many of ab2's, half of the most, of the first policy.
+    """Errors and success by policy, solver and evaluations; `ratio` is the first policy's error
+    with Euler steps over that with as many ab2 steps, half of the largest number of evaluations.
 
     Raises:
       FileNotFoundError: a policy is not there.
@@ -80,8 +82,8 @@ def run(console: Console, sizes: SolverSizes = SIZES) -> dict[str, Any]:
 
 
 def check_trained(runs: Path, policies: Mapping[str, str]) -> None:
-    """Raises FileNotFoundError, with the command that trains it, for a policy that `runs` has
-    not; `policies` are suites by the run that acts in each."""
+    """Raises FileNotFoundError, with the command that trains it, for a policy that is not in
+    `runs`; `policies` maps each run to the suite in which it acts."""
     for name, suite in policies.items():
         if not (runs / name).is_dir():
             raise FileNotFoundError(
@@ -108,8 +110,8 @@ def _measured(folder: Path, sizes: SolverSizes, console: Console) -> dict[str, A
 def errors(
     velocity: Velocity, noise: Float[Array, "*b h a"], evaluations: Sequence[int], dims: int
 ) -> dict[str, dict[str, float | None]]:
-    """Root mean square distance of each method's first `dims` numbers from the reference, over the
-    standard deviation of these; None where a method has no such number of evaluations."""
+    """Root mean square distance of each method's first `dims` numbers from the reference, divided
+    by the reference's standard deviation; None if a method has no such number of evaluations."""
     reference = np.asarray(flow.integrate(velocity, noise, _REFERENCE, None, "ab2"))[..., :dims]
 
     def error(method: str, number: int) -> float | None:
@@ -153,7 +155,7 @@ def recorded(policy: Policy, folder: Path, count: int) -> Recorded:
 
 
 def midpoint(velocity: Velocity, x: Array, steps: int) -> Array:
-    """A step goes on with the velocity in its middle, which half a step of Euler's reaches."""
+    """Takes steps with the velocity in their middle, which half an Euler step reaches."""
     for t in flow.times(steps):
         middle = x - velocity(x, t) / (2 * steps)
         x = x - velocity(middle, t - np.float32(0.5 / steps)) / steps
@@ -161,8 +163,8 @@ def midpoint(velocity: Velocity, x: Array, steps: int) -> Array:
 
 
 def heun(velocity: Velocity, x: Array, steps: int) -> Array:
-    """A step goes on with the mean of the velocities at its ends; the last is Euler's, whose end
-    the velocity was not trained for."""
+    """Takes steps with the mean of the velocities at their two ends. The last one is an Euler step,
+    as the velocity was not trained for its end."""
     *first, last = flow.times(steps)
     for t in first:
         v = velocity(x, t)
@@ -177,7 +179,7 @@ _METHODS: Mapping[str, tuple[Callable[[Velocity, Array, int], Array], int, int]]
     "midpoint": (midpoint, 2, 0),
     "heun": (heun, 2, 1),
 }
-"""Methods, each with its evaluations a step, and how many less it takes in all."""
+"""Methods, each with its evaluations per step, and how many fewer it takes in all."""
 
 
 def _solved(

@@ -1,8 +1,8 @@
 """Training steps of π0.5 and GR00T-N1.5 at their released widths on one GPU, in bf16 and float8:
 samples a second, and the share of the GPU's peak (MFU).
 
-Of choices that fit by the planner's count of bytes the one with most layers is taken, then the one
-that computes least again in backward; one that does not fit after all gives way to the next. FLOPs
+Among choices that fit by the planner's count of bytes, the one with most layers is taken, then the
+one that recomputes least in backward. If it does not fit after all, the next one is taken. FLOPs
 are the model's own, as `parallel.monitor.speed` counts them.
 """
 
@@ -84,8 +84,8 @@ def benched(name: str) -> RunConfig:
 
 
 def with_depth(config: ModelConfig, share: float) -> ModelConfig:
-    """The same widths with so many of the layers of each stack, an even number; all as they are for
-    1."""
+    """The same widths with the share `share` of each stack's layers, as an even number; unchanged
+    for 1."""
     if share == 1:
         return config
     stacks = {f.name: getattr(config, f.name) for f in fields(config)}  # type: ignore[arg-type]
@@ -98,7 +98,7 @@ def with_depth(config: ModelConfig, share: float) -> ModelConfig:
 
 
 def fitting(preset: RunConfig, rows: int, samples: int) -> Iterator[tuple[float, Remat]]:
-    """Shares of the layers, and what is computed again, that fit the first device in bf16."""
+    """Shares of the layers, each with what is recomputed, that fit the first device in bf16."""
     stats = jax.devices()[0].memory_stats() or {}
     limit = _FITS * stats.get("bytes_limit", math.inf)
     for share in _SHARES:
@@ -109,7 +109,7 @@ def fitting(preset: RunConfig, rows: int, samples: int) -> Iterator[tuple[float,
 
 
 def held(config: ModelConfig, optimizer: OptimizerConfig, rows: int, samples: int) -> float:
-    """Bytes of a training state and of what its step has alive at once, as the planner counts."""
+    """Bytes of a training state and of what its step holds at once, as the planner counts them."""
     model = config.build()
     batch = jax.eval_shape(lambda: random_batch(config, rows, samples))
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
@@ -121,7 +121,7 @@ def held(config: ModelConfig, optimizer: OptimizerConfig, rows: int, samples: in
 def stepper(
     config: ModelConfig, optimizer: OptimizerConfig, batch: Any, mesh: Mesh
 ) -> tuple[Callable[[], Any], int]:
-    """A training step to call again and again, and the bytes that its program holds at once."""
+    """A training step to call repeatedly, and the bytes that its program holds at once."""
     model = config.build()
     abstract = abstract_state(model, optimizer, model.sharding_rules, mesh)
     state = init_state(model, optimizer, abstract, 0)
@@ -160,8 +160,8 @@ def _largest(
 def _measured(
     config: ModelConfig, optimizer: OptimizerConfig, rows: int, samples: int, rounds: int
 ) -> dict[str, Any]:
-    """Speed; `bytes` that the step's program holds at once, and `start_seconds` until its first is
-    done, of which the most go to compiling, unless an earlier call left what it compiled."""
+    """Speed; `bytes` that the step's program holds at once, and `start_seconds` until the first
+    step is done, most of them for compiling, unless an earlier call left what it compiled."""
     device = jax.devices()[0]
     batch = jax.device_put(random_batch(config, rows, samples), device)
     mesh = make_mesh(MeshConfig(), [device])

@@ -19,7 +19,7 @@ PRESETS = ("pi05", "groot")
 WAYS = {"loop": False, "unrolled": True}
 _PROGRAM = ("step_seconds", "mfu", "kernels", "memory_bound_seconds", "exposed_seconds")
 _LEAST = 0.1
-"""Milliseconds of a group of kernels from which it is told."""
+"""Milliseconds from which a group of kernels is reported."""
 
 
 def run(console: Console) -> dict[str, Any]:
@@ -49,8 +49,8 @@ def run(console: Console) -> dict[str, Any]:
 
 
 def compiled_program(run: PlannedRun) -> dict[str, Any]:
-    """The fastest plan of a run, its program compiled, and what that program's kernels take; of a
-    device, in a step."""
+    """The fastest plan of a run, its compiled program, and what that program's kernels take, per
+    device and step."""
     task, cluster, (best, *_) = plan(run, Machines(gpus=GPUS), ("bf16",), ("none", "dots", "full"))
     step = compiled(run, task, cluster, best.choice)
     report = explained_step(explain(step.program, step.mesh, cluster), best)
@@ -92,7 +92,8 @@ def _told(groups: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, floa
 
 
 def _keep_alike(programs: Sequence[dict[str, dict[str, float]]]) -> None:
-    """Leaves each program's groups that take some time in one of them, the longest first."""
+    """Keeps each program's groups of kernels that take some time in one of the programs, the
+    longest first."""
     took = defaultdict[str, float](float)
     for groups in programs:
         for name, group in groups.items():

@@ -1,9 +1,9 @@
 """Training steps of small π0.5s on this CPU, predicted from their jaxprs and then measured.
 
 Some sizes calibrate the roofline (rates of products and bytes, start of a kernel); the others, of
-other widths, depths, batches and accumulation, are predicted without being looked at. What counts
-are ratios of step times, as a plan ranks choices. Rounds alternate between all sizes, and the
-fastest call counts: other work on the machine only ever adds.
+other widths, depths, batches and accumulation, are predicted without using their measurements. What
+counts are ratios of step times, because a plan ranks choices. Rounds alternate between all sizes,
+and the fastest call counts: other work on the machine only ever adds.
 """
 
 import itertools
@@ -92,7 +92,7 @@ def batch(config: PiConfig, rows: int) -> PackedBatch:
 
 
 def stepper(size: Size) -> Callable[[], Any]:
-    """A training step to call again and again."""
+    """A training step to call repeatedly."""
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     model, placed = Pi(size.config), batch(size.config, size.rows)
     abstract = abstract_state(model, _OPTIMIZER, SHARDING_RULES, mesh)
@@ -150,8 +150,8 @@ def measure(sizes: Sequence[Size], console: Console, rounds: int = _ROUNDS) -> d
 def run(console: Console, sizes: Sequence[Size] = CALIBRATION + HELD_OUT) -> dict[str, Any]:
     """Predicted over measured ratios of step times, of sizes that calibrated nothing.
 
-    Ratios are to the first size that calibrated. `ratio` is the worst: as far above or below 1 as
-    any of them.
+    Ratios are to the first size that calibrated. `ratio` is the worst one, as far above or below 1
+    as any of them.
     """
     measured = measure(sizes, console)
     costs = {size: features(size) for size in track(sizes, "Tracing", console=console)}

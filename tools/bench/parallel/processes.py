@@ -1,5 +1,5 @@
-"""Training steps of one job in a process for each GPU, beside one process that has them all: what
-the collectives between processes cost, and that the losses are the same.
+"""Training steps of one job in a process for each GPU, compared with one process that has them all:
+what the collectives between processes cost, and a check that the losses are the same.
 
 Each job is started as users start one, the first by itself, the second by `tools.launch`; this file
 is also what its processes run. Without a GPU two processes share the CPU's cores.
@@ -55,7 +55,7 @@ def run(console: Console, tiny: bool = False) -> dict[str, Any]:
 
 
 def work(tiny: bool) -> dict[str, Any]:
-    """The part of a process: steps over all devices of its job."""
+    """Work of one process: steps over all devices of its job."""
     job.start()
     preset = benched("tiny" if tiny else "pi05")
     config = with_depth(preset.model, _LAYERS).computing(dtype="bfloat16")

@@ -20,7 +20,8 @@ from parallel.planning.predict import LEAST_EXPOSED, OVERLAP, slowest
 
 FRAMES, BATCH = 100e6, 128
 PARAMETERS = 2.7e9
-"""GR00T-N1.5's, all trained, gradients in f32: the most that the paper's set-up can send."""
+"""Parameters of GR00T-N1.5, all trained, with gradients in f32: the most that the paper's set-up
+can send."""
 CLEAN = 0.01
 """The planner's default deviation of step times."""
 

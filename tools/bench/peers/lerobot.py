@@ -9,7 +9,7 @@ Run by the Python of an environment that has LeRobot 0.4.4 or 0.6.1, never impor
     0.6.1 (Python 3.12): pip install 'lerobot[dataset]==0.6.1' torch==2.11.0 torchvision==0.26.0 \
           torchcodec==0.11.1; torch's wheel for CUDA runs on a CPU too, but takes 6 GB.
 
-torchcodec looks for FFmpeg's libraries, so this script starts itself again with the ones that PyAV
+torchcodec looks for FFmpeg's libraries, so this script restarts itself with the ones that PyAV
 brings along on its path. It reads one JSON object a line on stdin and answers each with one on
 stdout, so that a benchmark can alternate its own rounds with LeRobot's and a drifting machine slows
 both alike.
@@ -28,7 +28,7 @@ both alike.
           training asks for (0.6.1), otherwise float32. CPU is that of this process and of the
           workers, torch has one thread in each
 
-The end of stdin ends it.
+The script ends when stdin ends.
 """
 
 # ruff: noqa: E402
@@ -95,7 +95,8 @@ TASKS = ("lift the red block", "push the blue block to the left", "open the draw
 
 
 def make(root: Path, kind: str) -> int:
-    """Records a dataset of that kind at `root`, at once or not at all; says how many frames."""
+    """Records a dataset of that kind at `root`, as a whole or not at all; returns the number of
+    frames."""
     codec, episodes, height, width, fps, count = KINDS[kind]
     cameras = CAMERAS[:count]
     if root.exists():
@@ -136,7 +137,7 @@ def make(root: Path, kind: str) -> int:
 
 
 def encoding(codec: str) -> dict[str, Any]:
-    """The option that names a codec: LeRobot 0.6 has all of an encoder's in one."""
+    """The option that names a codec; LeRobot 0.6 has all of an encoder's options in one."""
     if "vcodec" in inspect.signature(LeRobotDataset.create).parameters:
         return {"vcodec": codec}
     from lerobot.configs.video import RGBEncoderConfig
@@ -209,7 +210,7 @@ def read(
 
 
 def endless(loader: torch.utils.data.DataLoader) -> Iterator[dict[str, torch.Tensor]]:
-    """One epoch after the other."""
+    """Batches of one epoch after the other."""
     while True:
         yield from loader
 

@@ -1,4 +1,4 @@
-"""MuJoCo's own renderer at work, in a process of its own since OpenGL's backend (MUJOCO_GL) is
+"""MuJoCo's own renderer, timed in a process of its own because OpenGL's backend (MUJOCO_GL) is
 chosen before MuJoCo is imported. Needs our own environment and one of libosmesa6 and libegl1.
 
 A request has `model` (an .mjb file), `qpos` (positions to draw, one after another), `camera`

@@ -1,10 +1,10 @@
 """openpi's half of a benchmark: its own pi0 or pi0.5, trained and sampled one step at a time.
 
 Run by the Python of an environment that has openpi, never imported by ours:
-tests/fixtures/openpi/make.py says how to make one; beside jaxtyping==0.2.36 openpi's model also
-runs on newer JAX, Flax and Orbax, if both halves are to have the same XLA. It reads one JSON object
-a line on stdin and answers each with one on stdout, so that a benchmark can alternate its own steps
-with openpi's and a drifting machine slows both alike. XLA_FLAGS are the caller's to set.
+tests/fixtures/openpi/make.py says how to make one. With jaxtyping==0.2.36, openpi's model also runs
+on newer JAX, Flax and Orbax, if both halves are to have the same XLA. It reads one JSON object a
+line on stdin and answers each with one on stdout, so that a benchmark can alternate its own steps
+with openpi's and a drifting machine slows both alike. The caller sets XLA_FLAGS.
 
 First line, answered by {"versions": {...}, "parameters": n}:
 
@@ -32,7 +32,7 @@ ones; seconds are from the call until its result is ready, pictures being floats
           results that take no argument's place, and temporaries
     {"run": "sample"}  -> {"seconds": s}: `steps` Euler steps from sample_noise
 
-The end of stdin ends it.
+The script ends when stdin ends.
 """
 
 # ruff: noqa: E402

@@ -2,15 +2,15 @@
 LeRobot's dataset.
 
 openpi's scripts/compute_norm_stats.py reads every sample of its training loader, pictures and
-action chunks included, and counts states and actions in histograms. The script itself is in no
-package; this does with openpi's own loader, transforms and statistics what it does: batches of 32
+action chunks included, and counts states and actions in histograms. openpi's script itself is in no
+package; this one does the same with openpi's own loader, transforms and statistics: batches of 32
 from two workers in order, without the last incomplete one. openpi pins a LeRobot that is on no
 registry, so its loader reads with LeRobot 0.4.4 instead.
 
-Run by the Python of an environment that has both, never imported by ours: one with LeRobot as the
-first lines of tests/fixtures/lerobot/make.py say (and torchcodec==0.13.0, `--no-deps`), and in it
-what those of tests/fixtures/openpi/make.py name except numpy, and tyro. It reads one JSON object a
-line on stdin and answers each with one on stdout:
+Run by the Python of an environment that has both, never imported by ours. Make one with LeRobot as
+the first lines of tests/fixtures/lerobot/make.py say (and torchcodec==0.13.0, `--no-deps`), and
+install in it tyro and what the first lines of tests/fixtures/openpi/make.py name, except numpy. It
+reads one JSON object a line on stdin and answers each with one on stdout:
 
     {"run": "about"}  -> {"versions": {...}}
     {"run": "make", "root": "DIR", "kind": "av1"}  -> {"frames": n}: as tools/bench/peers/lerobot.py
@@ -18,7 +18,7 @@ line on stdin and answers each with one on stdout:
           -> {"seconds": s, "cpu_seconds": c, "frames": n, "statistics": {"state": {"mean": [...],
           "std": [...], "q01": [...], "q99": [...]}, "actions": {...}}}
 
-The end of stdin ends it.
+The script ends when stdin ends.
 """
 
 # ruff: noqa: E402

@@ -1,5 +1,5 @@
-"""RL with environments, policy and learner in one device program: control steps learnt from a
-second, by how many environments it has."""
+"""RL with environments, policy and learner in one device program: control steps learnt from per
+second, by number of environments."""
 
 import math
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ _COUNTS, _GPU_COUNTS = (64, 128), (128, 512, 2048)
 def run(
     console: Console, counts: Sequence[int] | None = None, tiny: bool = False
 ) -> dict[str, Any]:
-    """Control steps a second of PPO on the tabletop; `ratio` is that of most environments over
-    that of fewest."""
+    """Control steps a second of PPO on the tabletop; `ratio` is the rate with most environments
+    over that with fewest."""
     on_gpu = jax.default_backend() == "gpu"
     counts = counts or ((4, 8) if tiny else _GPU_COUNTS if on_gpu else _COUNTS)
     load = BenchedRun(steps=1, warm=1, picture=16) if tiny else BenchedRun(steps=5, warm=2)

@@ -1,11 +1,12 @@
-"""Asynchronous RL against synchronous: samples learnt a second in the modes of RL-VLA3's ablation
-(arXiv 2602.05765), with the idle time of each put down to its cause.
+"""Asynchronous RL compared with synchronous RL: samples learnt per second in the modes of RL-VLA3's
+ablation (arXiv 2602.05765), with the idle time of each attributed to its causes.
 
 One policy architecture learns (a) in Meta-World's processes, (b) in MJX lanes, (c) in environments
-that only wait, for as long as Meta-World was measured to take or by a distribution, as if they
-stood on machines of their own, and (d) in simulated time with up to 1024 workers. The simulation is
-judged by (c): each of its runs is simulated from what its parts took. Policy and learner share this
-machine's cores: colocated on one device, otherwise on two that XLA makes of them.
+that only wait, for as long as Meta-World was measured to take or by a distribution, as if they ran
+on machines of their own, and (d) in simulated time with up to 1024 workers. The simulation is
+validated with (c): each of those runs is simulated from the times that its parts took. Policy and
+learner share this machine's cores: colocated on one device, otherwise on two devices that XLA makes
+of the cores.
 """
 
 import os
@@ -57,7 +58,7 @@ def run(console: Console, load: BenchedRun | None = None, figure: Path = FIGURE)
     """Samples a second; `ratio` is all three levels over synchronous colocated, in environments
     that wait as long as Meta-World takes (if it is not installed, by a log-normal distribution)."""
     jax.config.update("jax_num_cpu_devices", 2)
-    jax.config.update("jax_cpu_enable_async_dispatch", False)  # whoever computes waits for it
+    jax.config.update("jax_cpu_enable_async_dispatch", False)  # so whoever computes waits
     load = load or BenchedRun()
     usual = Latencies(LogNormal(0.05, 0.4), LogNormal(0.1, 0.4))
     waiting = {
@@ -149,9 +150,8 @@ def in_suite(
 
 
 def on_device(console: Console, name: str, load: BenchedRun) -> dict[str, dict[str, Any]]:
-    """All modes where environments are simulated on the device, in as many lanes as suit it.
-    Synchronous and colocated is then `rl.device.colocated`: no threads, and nothing leaves the
-    device."""
+    """All modes with environments that are simulated on the device, as many as suit it. Synchronous
+    and colocated is then `rl.device.colocated`: no threads, and nothing leaves the device."""
     suite = load_suite(name)
     envs = suite.slots or 1
     tickets = envs // load.rollout.group
@@ -171,8 +171,9 @@ def on_device(console: Console, name: str, load: BenchedRun) -> dict[str, dict[s
 def in_waiting(
     console: Console, name: str, latencies: Latencies, load: BenchedRun
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Ran]]:
-    """All modes in environments that only wait, each with `simulated`, the samples a second that
-    the discrete-event model makes of the same costs, and its relative `error`; and the runs."""
+    """All modes in environments that only wait, each with `simulated`, the samples per second that
+    the discrete-event model predicts from the same costs, and its relative `error`; and the
+    runs."""
     cameras = ("observation.images.corner", "observation.images.wrist")
     world = Points(cameras, load.picture, 4, 4, speed=0.05, max_steps=load.max_steps)
     with closing(Synthetic(latencies, load.rollout.slots or 1, world=world)) as slots:
@@ -187,8 +188,8 @@ def in_waiting(
 
 
 def expected(ran: Ran, mode: str, load: BenchedRun, runs: int = 8) -> float:
-    """Samples a second that simulated time says of a run, the mean of some with other draws. Here
-    policy and learner have a device each in every mode, whose costs are those of the run."""
+    """Samples per second that the simulation predicts for a run, as the mean over `runs` random
+    draws. Here, policy and learner have a device each in every mode, with the costs of the run."""
     way = MODES[mode]._replace(disaggregated=True)
     updates = load.warm + load.steps
     rates = [
@@ -201,8 +202,8 @@ def expected(ran: Ran, mode: str, load: BenchedRun, runs: int = 8) -> float:
 def in_simulated_time(
     workload: Workload, workers: Sequence[int] = WORKERS, updates: int = 6
 ) -> dict[str, dict[str, Any]]:
-    """All modes with so many slots, by their number: tickets and devices grow with them, from one
-    device each for policy and learner where the workload was measured. Colocated, both do both."""
+    """All modes, by number of slots. Tickets and devices grow with the slots, from one device each
+    for policy and learner at the measured workload. In colocated modes, both devices do both."""
     rows: dict[str, dict[str, Any]] = {}
     for count in workers:
         scaled = replace(
@@ -242,8 +243,8 @@ def draw(simulated: Mapping[str, Mapping[str, Any]], path: Path) -> None:
 def over_first(
     figures: Mapping[str, Any], simulated: Mapping[str, Any]
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Samples a second of all modes by what was run and by workers simulated, and over the first
-    mode's."""
+    """Samples a second of all modes, by what was run and by number of simulated workers, also
+    relative to the first mode's."""
     ran = {name: rows for name, rows in figures.items() if "left out" not in rows}
     return {
         name: {

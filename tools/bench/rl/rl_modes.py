@@ -57,10 +57,10 @@ class BenchedRun:
     )
     micro: int = 64
     steps: int = 12
-    """Learner's steps that count."""
+    """Learner steps that count."""
     warm: int = 3
-    """More before these, in which programs are compiled and what was acted meanwhile is learnt
-    from, and `staleness` more after; neither count."""
+    """Further steps before these, in which programs are compiled and what was acted meanwhile is
+    learnt from; `staleness` more steps follow. Neither count."""
     horizon: int = 8
     picture: int = 48
     max_steps: int = 32
@@ -69,7 +69,7 @@ class BenchedRun:
 
 @dataclass(frozen=True)
 class Ran:
-    """A mode's run, of the steps that count."""
+    """Results of a mode's run, over the steps that count."""
 
     steps_per_second: float
     """Control steps learnt from."""
@@ -107,8 +107,8 @@ def attributed(use: Summary) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class BenchedPolicy:
-    """A policy of random weights for what some slots show, and what draws from it. It serves all
-    modes, so that each program is compiled once."""
+    """A policy of random weights for the observations of some slots, with what draws from it. It
+    serves all modes, so that each program is compiled once."""
 
     spec: Spec
     load: BenchedRun
@@ -276,8 +276,8 @@ def run_mode(
 
 
 def run_colocated(acting: BenchedPolicy, env: Traceable) -> dict[str, Any]:
-    """Measures what `Ran.row` holds of `rl.device.colocated`: in a step each lane acts as many
-    chunks as an episode has at most."""
+    """Measures what `Ran.row` holds of `rl.device.colocated`. In a step, each environment acts as
+    many chunks as an episode has at most."""
     load, policy = acting.load, acting.policy
     replan_steps, envs = load.rollout.replan_steps, load.rollout.slots or 1
     unroll = -(-env.max_steps // replan_steps)
@@ -306,7 +306,7 @@ def run_colocated(acting: BenchedPolicy, env: Traceable) -> dict[str, Any]:
 
 
 def _learning(acting: BenchedPolicy) -> LearnerConfig:
-    """As users have it: the action expert learns, in several epochs."""
+    """Learner settings as users have them: the action expert learns, in several epochs."""
     return learner_of(TABLETOP_GRPO, acting.policy.model)
 
 

@@ -1,4 +1,4 @@
-"""Costs of the parts of an RL run, noted while it runs on real threads: from this
+"""Costs of the parts of an RL run, recorded while it runs on real threads; from them,
 `rl.simulated.events` simulates the same run.
 """
 
@@ -20,8 +20,8 @@ from sim.protocol import Observation, Slots, Start
 
 
 class TimedParts:
-    """`rl.host.rollout.Actor` and `rl.host.loop.Learner` that note how long everything takes, if
-    computing is not left to JAX's own threads (`jax_cpu_enable_async_dispatch`)."""
+    """`rl.host.rollout.Actor` and `rl.host.loop.Learner` that record how long everything takes,
+    provided that computing is not left to JAX's own threads (`jax_cpu_enable_async_dispatch`)."""
 
     def __init__(self, actor: FlowActor, learner: FlowLearner) -> None:
         self.sizes = actor.sizes
@@ -29,7 +29,7 @@ class TimedParts:
         self.preparing: list[float] = []
         self.drawing: dict[int, list[float]] = defaultdict(list)
         self.drawn: float | None = None
-        """When the last batch was, if none of its slots has been told yet."""
+        """Time of the last batch, if none of its slots has been sent its actions yet."""
         self.adding: list[float] = []
 
     def forget(self) -> None:
@@ -58,8 +58,8 @@ class TimedParts:
     def batches(
         self, tickets: Iterator[Ticket], objective: ObjectiveConfig, micro: int
     ) -> Iterator[MicroBatch]:
-        """`micro_batches`; what packing takes counts for the gradient, waiting for tickets does
-        not."""
+        """`micro_batches`; the time of packing counts towards the gradient, waiting for tickets
+        does not."""
         waited = 0.0
 
         def waiting() -> Iterator[Ticket]:
@@ -91,7 +91,7 @@ class TimedParts:
 
 
 class TimedSlots:
-    """Slots that note how long telling them something takes, and how long after a batch that
+    """Slots that record how long sending them a command takes, and how long after a batch that
     begins."""
 
     def __init__(self, slots: Slots, timed: TimedParts) -> None:

@@ -4,9 +4,9 @@ the one before (docs/results/chunking.md).
     python -m tools.bench.sim.late --plain runs/plain0 runs/plain1 runs/plain2 \\
         --trained runs/rtc0 runs/rtc1 runs/rtc2 --out runs/late
 
-`none` and `guided` act with the runs of --plain, `trained` with those of --trained; a policy looks
-again every `replan_steps` steps, or as soon as its last chunk is there, whichever is later.
-Finished episodes are kept in a journal for each delay, so the same command goes on.
+`none` and `guided` act with the runs of --plain, `trained` with those of --trained. A policy
+observes again every `replan_steps` steps, or as soon as its last chunk is available, whichever is
+later. Finished episodes are kept in a journal for each delay, so the same command resumes.
 """
 
 import json
@@ -48,7 +48,7 @@ class LateConfig:
 
 
 def run(config: LateConfig, console: Console) -> list[dict[str, Any]]:
-    """A row for each delay and way of continuing, over all runs, and one for each run of it."""
+    """A row for each delay and way of continuing, over all runs, with the success of each run."""
     suite, rows = load_suite(config.suite), []
     ways = _policies(config)
     for delay in config.delays:
@@ -100,7 +100,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def _policies(config: LateConfig) -> dict[Chunking, tuple[Sequence[Path], list[Policy]]]:
-    """Policies of each way, which share what is compiled."""
+    """Policies of each way of continuing, which share compiled programs."""
     found: dict[Chunking, tuple[Sequence[Path], list[Policy]]] = {}
     ways: dict[Chunking, tuple[Path, ...]] = {
         "none": config.plain,

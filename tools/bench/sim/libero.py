@@ -1,5 +1,5 @@
-"""LIBERO's control steps a second on one core with two cameras of 128 pixels, beside those of its
-own environment, which draws at every step and loads its scene at every reset.
+"""LIBERO's control steps a second on one core with two cameras of 128 pixels, compared with those
+of its own environment, which draws at every step and loads its scene at every reset.
 
 Both act in one process of LIBERO's Python, in turn; time is the processor's, so that other work on
 the machine counts less.

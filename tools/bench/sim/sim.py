@@ -1,15 +1,15 @@
-"""Steps and pictures a second of every simulation backend, beside C MuJoCo (`mujoco.rollout`) and
-its renderer on the same models at the same picture size.
+"""Steps and pictures per second of every simulation backend, compared with C MuJoCo
+(`mujoco.rollout`) and its renderer on the same models at the same picture size.
 
-A step is a control step of the environment, of several of the simulator's; C MuJoCo is counted in
-the same. Everything holds still where it starts. Our pictures are an observation's, 2 x 2 rays a
-pixel; MuJoCo's are of the first camera alone, 4 samples a pixel, with a sun besides its headlight
-and a shadow map of 512 x 512.
-`caster` is our ray caster on that camera, without shadows and with. On a GPU batches are larger,
-the tabletop is stepped by Warp's kernels too where they are installed, no suite runs in processes,
-and the rest is measured where MuJoCo cannot draw. Rates by the clock are of the whole machine (C's
-rollout has a thread for each core, and its renderer but one), those per CPU-second of one core of
-it; a benchmark suite's processes are clocked alone.
+A step is a control step of the environment, which is several of the simulator's steps; C MuJoCo is
+counted in the same unit. Everything holds still where it starts. Our pictures are an observation's,
+with 2 x 2 rays per pixel; MuJoCo's are of the first camera alone, with 4 samples per pixel, a sun
+besides its headlight and a shadow map of 512 x 512. `caster` is our ray caster on that camera,
+without and with shadows. On a GPU, batches are larger, the tabletop is also stepped by Warp's
+kernels if they are installed, no suite runs in processes, and the rest is measured even if MuJoCo
+cannot draw. Wall-clock rates are of the whole machine (C's rollout has a thread for each core, its
+renderer only one), those per CPU-second of one core. A benchmark suite's processes have only
+wall-clock rates.
 """
 
 import math
@@ -56,11 +56,11 @@ class Backend(NamedTuple):
     """An environment on a device, and what C MuJoCo needs to do the same."""
 
     make: Callable[[int], Environment]
-    """Makes it with so many lanes."""
+    """Makes the environment with this many lanes."""
     hold: Callable[[State], Float[Array, "n a"]]
     """Actions that change nothing."""
     model: Callable[[], mujoco.MjModel]
-    """The first actuators are position servos of the first joints."""
+    """Makes the model, whose first actuators are position servos of the first joints."""
     substeps: int
     camera: Camera
 
@@ -68,8 +68,8 @@ class Backend(NamedTuple):
 def run(
     console: Console, batches: Sequence[int] | None = None, tiny: bool = False
 ) -> dict[str, Any]:
-    """Steps and frames per second; `ratio` is how many more control steps with a picture each the
-    tabletop does in a second than C MuJoCo and its renderer.
+    """Steps and frames per second; `ratio` is the tabletop's control steps with a picture each per
+    second over those of C MuJoCo and its renderer.
 
     Raises:
       FileNotFoundError: MuJoCo cannot draw here, and there is no GPU.
@@ -183,8 +183,8 @@ def drawings(
     seconds: float = _SECONDS,
     spared: bool = False,
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Rates of our ray caster and of MuJoCo's renderer, without shadows and with; if `spared`, a
-    renderer that cannot draw leaves its `error` and no more."""
+    """Rates of our ray caster and of MuJoCo's renderer, without and with shadows; if `spared`, a
+    renderer that cannot draw only leaves its `error`."""
     model, qpos = backend.model(), qpos[:_LANES]
     placed = _placed(model, qpos)
     frames = Poses(
@@ -227,7 +227,7 @@ def drawings(
 
 
 def slots(suite: str, counts: Sequence[int]) -> dict[str, Rates]:
-    """Rates by the clock of a suite's first task in so many processes: steps in chunks without
+    """Wall-clock rates of a suite's first task in so many processes: steps in chunks without
     pictures in between, and pictures where every step is observed.
 
     Raises:
@@ -260,7 +260,7 @@ def slots(suite: str, counts: Sequence[int]) -> dict[str, Rates]:
 
 
 def rates(what: str, count: int, call: Callable[[], Any], seconds: float = _SECONDS) -> Rates:
-    """Rates per second and CPU-second, `count` a call; the first call is to compile."""
+    """Rates per second and CPU-second, with `count` per call; the first call only compiles."""
     jax.block_until_ready(call())
     calls, start, cpu = 0, time.perf_counter(), time.process_time()
     while calls < 2 or time.perf_counter() - start < seconds:
