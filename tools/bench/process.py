@@ -1,5 +1,5 @@
-"""A benchmark in a process of its own, with a time limit. When it is stopped, everything that it
-started is stopped too; it also ends when this process ends."""
+"""A benchmark in a process of its own, with a time limit. When it ends, everything that it started
+is stopped, so that nothing holds a GPU's memory; it also ends when this process ends."""
 
 import json
 import os
@@ -7,6 +7,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ def ended(
     limit: float,
     read: Callable[[str], dict[str, Any]],
 ) -> dict[str, Any]:
-    """Runs a command to its end, or to the limit, at which everything that it started is stopped
-    too; returns its stdout as `read` parses it, with `error` if it failed or was stopped."""
+    """Runs a command to its end, or to the limit, and stops what it left running; returns its
+    stdout as `read` parses it, with `error` if it failed or was stopped."""
     with (
         tempfile.TemporaryFile() as said,
         tempfile.TemporaryFile() as wrong,
@@ -39,7 +40,7 @@ def ended(
         except subprocess.TimeoutExpired:
             how = f"It was stopped after {limit:.0f} s"
         finally:
-            if process.poll() is None:
+            with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         texts = []
         for stream in (said, wrong):

@@ -2,6 +2,7 @@
 lacks is named, and the page says what the JSON says."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -135,6 +136,15 @@ def test_a_process_that_dies_or_hangs_gives_its_error():
     assert ended(said, {}, 60, last_json) == {"ratio": 2}
 
 
+@pytest.mark.parametrize("status", [0, 1])
+def test_what_a_process_left_running_is_stopped(status):
+    leaves = (
+        "import subprocess, sys; left = subprocess.Popen(['sleep', '60']);"
+        f"print('{{\"pid\": %d}}' % left.pid); sys.exit({status})"
+    )
+    assert_ends(ended([sys.executable, "-c", leaves], {"PATH": os.defpath}, 60, last_json)["pid"])
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_process_ends_with_the_one_that_started_it(number, tmp_path):
     file = tmp_path / "pid"
@@ -148,6 +158,11 @@ def test_a_process_ends_with_the_one_that_started_it(number, tmp_path):
         while not (pid := file.read_text()):
             time.sleep(0.02)
         process.send_signal(number)
+    assert_ends(pid)
+
+
+def assert_ends(pid):
+    """Asserts that a process is gone within five seconds."""
     until, status = time.monotonic() + 5, Path(f"/proc/{pid}/status")
     while status.exists() and "zombie" not in status.read_text():
         assert time.monotonic() < until
