@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-_INTRO = """# On a GPU
+_INTRO = """# GPU results
 
 Made by `python -m tools.bench.gpu --page` of the JSON that `make gpu` writes to `docs/results/gpu`
 ([how to run it](../gpu.md)); a test holds that this page and the JSON say the same.
