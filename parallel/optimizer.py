@@ -23,7 +23,7 @@ from models.sharding import axes_of, path_name
 from parallel import moments
 from parallel.muon import scale_by_muon_and_adam
 
-_SCHEDULE_FREE = "schedule_free"
+SCHEDULE_FREE = "schedule_free"
 _LARGEST_WHOLE = 4096
 """Largest number of elements of an array in the optimizer's state that every device may hold
 whole."""
@@ -157,13 +157,15 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
         optax.scale_by_learning_rate(schedule),
         optax.stateless(scaled) if config.rate_factors else optax.identity(),
     )
-    return schedule_free(steps, schedule, config.b1) if config.name == _SCHEDULE_FREE else steps
+    return schedule_free(steps, schedule, config.b1) if config.name == SCHEDULE_FREE else steps
 
 
 def own_average(config: OptimizerConfig, state: Any, params: Any) -> Any | None:
     """The average of the parameters that the method itself keeps and that is to be evaluated; None
     for methods without one."""
-    return schedule_free_eval_params(state, params) if config.name == _SCHEDULE_FREE else None
+    if config.name != SCHEDULE_FREE:
+        return None
+    return schedule_free_eval_params(state._replace(b1=config.b1), params)
 
 
 def at_step(state: Any, step: Any) -> Any:
@@ -288,7 +290,7 @@ _METHODS = {
     "adamw_fp8": lambda c: moments.scale_by_adam(c.b1, c.b2, c.eps),
     "adafactor": _adafactor,
     "muon": lambda c: scale_by_muon_and_adam(c.matrices, c.b1, c.b2, c.eps),
-    _SCHEDULE_FREE: lambda c: optax.scale_by_rms(
+    SCHEDULE_FREE: lambda c: optax.scale_by_rms(
         c.b2, c.eps, eps_in_sqrt=False, bias_correction=True
     ),
 }
@@ -335,7 +337,7 @@ def _check(config: OptimizerConfig) -> None:
             f"optimizer.learning_rate is {config.learning_rate} and clip_norm {config.clip_norm}; "
             f"both must be above 0."
         )
-    if config.name == _SCHEDULE_FREE and not 0 < config.b1 < 1:
+    if config.name == SCHEDULE_FREE and not 0 < config.b1 < 1:
         raise ValueError(
             f"optimizer.b1 is {config.b1}; with 'schedule_free' it must be above 0 and below 1, as "
             f"gradients are taken between the newest parameters (0) and their average (1)."

@@ -15,7 +15,7 @@ from models.model import FLOW, FlowModel, is_ours, require
 from models.robot_policy import processor_of
 from models.sharding import path_name
 from parallel.monitor.step_trace import traced_steps
-from parallel.optimizer import select
+from parallel.optimizer import SCHEDULE_FREE, select
 from rl.config import FlowConfig, LearnerConfig, RlConfig
 from rl.objectives import check
 from sim.suite import Suite
@@ -75,6 +75,12 @@ def check_config(config: RlConfig) -> None:
         raise ValueError(
             f"flow.level is 0, so chunks are not random and the policy would learn nothing; raise "
             f"it, such as to {FlowConfig().level}, or take flow.noise 'learned'."
+        )
+    if config.learner.optimizer.name == SCHEDULE_FREE:
+        raise ValueError(
+            f"learner.optimizer.name is '{SCHEDULE_FREE}', whose newest parameters are not the "
+            f"average that is to act, but RL learns from what its newest parameters do; take "
+            f"adamw or muon."
         )
     others = {
         part: [field.name for field in fields(getattr(config, part))]

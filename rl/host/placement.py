@@ -143,9 +143,7 @@ class OnHost:
         self._actor = FlowActor(robot, config.flow)
         for worker in workers:
             worker.start(partial(FlowActor, _bare(robot), config.flow), self._actor)
-        self._starts = partial(
-            draw_start, config.seed, tasks=tasks, seeds=training_seeds(suite, config.eval_episodes)
-        )
+        self._starts = partial(draw_start, config.seed, tasks=tasks, seeds=training_seeds(suite))
         self._pack: Callable[..., PackedBatch] = policy.rows
         self._record: Any = None
         self.timeline = Timeline()

@@ -7,21 +7,18 @@ from sim.protocol import EVAL_SEEDS
 from sim.suite import Suite
 
 
-def training_seeds(suite: Suite, evaluated: int) -> range:
-    """Seeds to learn from: those of recordings, up to those that policies are judged by. A suite
-    whose few fixed starts are all that it has keeps the first `evaluated` for the run's
-    evaluations.
+def training_seeds(suite: Suite) -> range:
+    """Seeds to learn from: those of recordings, up to the next that policies are judged by.
 
     Raises:
-      ValueError: none are left.
+      ValueError: there are none.
     """
     judged = suite.first_seed if suite.first_seed > suite.recorded_from else EVAL_SEEDS.start
-    if suite.first_seed != suite.recorded_from:
-        return range(suite.recorded_from, min(judged, EVAL_SEEDS.start))
-    left = range(suite.first_seed + evaluated, suite.first_seed + suite.episodes)
-    if not left:
+    seeds = range(suite.recorded_from, min(judged, EVAL_SEEDS.start))
+    if not seeds:
         raise ValueError(
-            f"Suite '{suite.name}' has {suite.episodes} starts a task and eval_episodes takes "
-            f"{evaluated} of them, so none are left to learn from; lower eval_episodes."
+            f"Suite '{suite.name}' has no starts to learn from: recordings begin with seed "
+            f"{suite.recorded_from} (recorded_from), and policies are judged from seed {judged} "
+            f"on; choose a recorded_from below {EVAL_SEEDS.start}."
         )
-    return left
+    return seeds

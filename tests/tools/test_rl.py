@@ -455,6 +455,14 @@ def test_presets_are_whole_and_taken_by_name_with_changes(name, tmp_path):
         ({"flow": FlowConfig(level=0.0)}, "flow.level is 0, so .* would learn nothing"),
         ({"flow": FlowConfig(noise="cps", level=0.0)}, "flow.level is 0, so .* learn nothing"),
         (
+            {
+                "learner": replace(
+                    HOST.learner, optimizer=replace(HOST.learner.optimizer, name="schedule_free")
+                )
+            },
+            "learner.optimizer.name is 'schedule_free', .* take adamw or muon",
+        ),
+        (
             {"colocated": ColocatedConfig(envs=4096, warmup=5)},
             "'host', where colocated.envs = 4096, colocated.warmup = 5 would count for nothing",
         ),

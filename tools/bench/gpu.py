@@ -339,12 +339,18 @@ def _finished(each: Measurement, out: Path, options: argparse.Namespace) -> bool
 
 
 def _read(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_text(encoding="utf-8"))
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        return {"error": f"{file.name} is damaged: {error}"}
 
 
-def _sound(result: Mapping[str, Any]) -> int:
-    """Rows without an error."""
-    return sum(not any(errors(row)) for row in result.get("rows", ()))
+def _sound(result: Any) -> int:
+    """Number of figures, without those of what has an error of its own."""
+    if isinstance(result, dict | list):
+        parts = result.values() if isinstance(result, dict) else result
+        return sum(_sound(x) for x in parts if not (isinstance(x, dict) and "error" in x))
+    return int(type(result) in (int, float))
 
 
 def _verdict(result: Mapping[str, Any], problems: Sequence[str]) -> str:

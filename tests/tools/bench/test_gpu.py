@@ -98,15 +98,19 @@ def test_what_fails_sooner_than_before_leaves_what_was_measured(monkeypatch, tmp
     options, file = gpu._parser().parse_args([]), tmp_path / "act.json"
     bad = {"batch": 8, "error": "out of memory"}
 
-    def tried(*rows):
-        found = {"rows": list(rows), "error": "It was stopped after 360 s"}
+    def tried(*rows, name="rows"):
+        found = {name: list(rows), "error": "It was stopped after 360 s"}
         monkeypatch.setattr(gpu, "run", lambda *_: found)
         assert gpu.measure(["act"], tmp_path, options, MACHINE, time.monotonic()) == 1
-        return json.loads(file.read_text())["rows"]
+        return json.loads(file.read_text())[name]
 
     assert tried({"batch": 1}, {"batch": 2}) == [{"batch": 1}, {"batch": 2}]
     assert tried({"batch": 1}, bad, bad) == [{"batch": 1}, {"batch": 2}]
     assert tried({"batch": 1}, {"batch": 4}) == [{"batch": 1}, {"batch": 4}]
+    file.write_text("damaged {")
+    figures = {"ours": {"1": 3.5, "2": 4.5}}
+    assert tried(figures, name="figures") == [figures]
+    assert tried(name="figures") == [figures]
 
 
 def test_processes_on_one_gpu_are_left_out(tmp_path, capsys):
