@@ -25,7 +25,7 @@ _RULES = (
     (r"--takeover 40", "--takeover 4"),
     (r"/checkpoints/\d+", "/checkpoints/2"),
     (r"PATH/metaworld_v30", "PATH"),
-    (r"\b(libero|mt[15]0[bc]?|both|push|goal|object|without|three)\.json", "mixture.json"),
+    (r"\b(libero|mt[15]0[bc]?|both|push|goal|object|without|three|words)\.json", "mixture.json"),
     (r"evaluate --data mixture", "evaluate --data one"),
     (r"(pi0_fast.*) paligemma_tokenizer", r"\1 pi0_fast_tokenizer"),
     (r" PATH(.* --data-format)", r" episodes\1"),
