@@ -88,15 +88,15 @@ BENCHES = (
     ),
     CpuBench("qlora", 60, "bytes of steps compiled for an H100"),
     CpuBench(
-        "learn_reach", 60, "seconds and samples until a policy reaches",
+        "learn_reach", 90, "seconds and samples until a policy reaches",
         of=("learn", "--task", "tabletop-reach"),
     ),
     CpuBench(
-        "learn_lift", 270, "seconds and samples until a policy lifts",
+        "learn_lift", 120, "seconds and samples until a policy lifts",
         of=("learn", "--task", "tabletop-lift"),
     ),
     CpuBench(
-        "learn_door", 270, "seconds and samples until a policy opens Meta-World's door",
+        "learn_door", 300, "seconds and samples until a policy opens Meta-World's door",
         of=("learn", "--task", "metaworld-door-open-v3"),
     ),
 )  # fmt: skip
