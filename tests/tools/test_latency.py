@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rl.simulated.latency import Constant, Latencies, read
+from rl.simulated.latency import Constant, Latencies, Measured, MeasuredLatency, read
 from rl.simulated.points import Points
 from rl.simulated.synthetic import Synthetic
 from sim.suite import Suite
@@ -33,20 +33,22 @@ def test_a_suites_latencies_are_written_for_the_benchmark(tmp_path, monkeypatch)
 def test_every_task_that_is_named_is_measured_also_of_a_suite_that_opens_one_at_a_time(
     tmp_path, monkeypatch
 ):
-    fixed, opened = Latencies(Constant(0.0), Constant(0.0)), []
+    fixed, measured = Latencies(Constant(0.0), Constant(0.0)), []
+
+    def measure(slots, starts, **_):
+        measured.extend(start.task for start in starts)
+        return MeasuredLatency(Measured((0.1,)), Measured((0.2,)))
 
     def open_slots(tasks, count, size):
-        opened.extend(tasks)
         return Synthetic(fixed, count, world=Points(picture=size))
 
-    tasks = ("reach", "push", "lift")
-    found = Suite("points", tasks, 50, open_slots, together=False)
+    found = Suite("points", ("reach", "push", "lift"), 50, open_slots, together=False)
     monkeypatch.setattr(latency, "load_suite", lambda name: found)
-    asked = LatencyConfig(
-        tmp_path / "p.json", tasks=("reach", "lift"), chunks=2, resets=1, image_size=16
-    )
-    latency.main(asked, Console(quiet=True))
-    assert opened == ["reach", "lift"]
+    monkeypatch.setattr(latency, "measure", measure)
+    out = tmp_path / "points.json"
+    latency.main(LatencyConfig(out, tasks=("reach", "lift"), resets=1), Console(quiet=True))
+    assert measured == ["reach", "lift"]
+    assert len(read(out).chunk.seconds) == 2
 
 
 def test_a_task_that_the_suite_lacks_is_named(monkeypatch):
