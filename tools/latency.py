@@ -54,8 +54,7 @@ def main(config: LatencyConfig, console: Console) -> None:
     suite = load_suite(config.suite)
     chunks: list[float] = []
     resets: list[float] = []
-    asked = suite.groups(config.tasks) if config.tasks else [suite.tasks[:1]]
-    for task in chain.from_iterable(asked):
+    for task in chain.from_iterable(suite.groups(config.tasks or suite.tasks[:1])):
         with closing(suite.open((task,), 1, config.image_size)) as slots:
             starts = [Start(task, seed) for seed in range(max(config.resets, 1))]
             each = max(config.chunks // len(starts), 1)

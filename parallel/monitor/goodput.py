@@ -78,10 +78,14 @@ class Account:
         self.steps, self._last = line["step"], line
 
     @property
+    def running(self) -> float:
+        """Seconds in which the run was not stopped."""
+        return sum(self.seconds.values()) - self.seconds["stopped"]
+
+    @property
     def goodput(self) -> float:
         """The share of steps that count in the time in which the run was not stopped."""
-        passed = sum(self.seconds.values()) - self.seconds["stopped"]
-        return self.seconds["step"] / passed if passed > 0 else 0.0
+        return self.seconds["step"] / self.running if self.running > 0 else 0.0
 
     def report(self) -> str:
         """A headline and a line per cause, for the end of a run. Shares are of the time in which
@@ -89,10 +93,9 @@ class Account:
         starts = f"{self.starts} start" + "s" * (self.starts != 1)
         lost = f", {self.lost_steps} lost and made again" if self.lost_steps else ""
         lines = [f"Goodput {self.goodput:.1%}: {self.steps} steps in {starts}{lost}"]
-        total = sum(self.seconds.values()) - self.seconds["stopped"]
         for cause, seconds in self.seconds.items():
             if seconds > 0:
-                share = "" if cause == "stopped" else f"{seconds / total:.1%}"
+                share = "" if cause == "stopped" else f"{seconds / self.running:.1%}"
                 lines.append(f"{seconds:12.1f} s {share:>6}  {_MEANING[cause]}")
         return "\n".join(lines)
 

@@ -126,16 +126,21 @@ def test_states_of_pi05_take_what_is_promised_and_are_split(name, b1, bytes_each
 def test_adamw_is_optax_adamw():
     config = OptimizerConfig(warmup_steps=2, decay_steps=9, weight_decay=0.1, clip_norm=1e9)
     schedule = optax.warmup_cosine_decay_schedule(1e-4 / 3, 1e-4, 2, 9, 1e-5)
-    both = make_optimizer(config), optax.adamw(schedule, b1=0.9, b2=0.95, weight_decay=0.1)
+    assert_same_updates(config, optax.adamw(schedule, b1=0.9, b2=0.95, weight_decay=0.1))
+
+
+def assert_same_updates(config, theirs):
+    """Asserts that nine updates of PARAMS are those of an optimizer of optax."""
+    both = make_optimizer(config), theirs
     states = [jax.jit(o.init)(PARAMS) for o in both]
     updates = [jax.jit(o.update) for o in both]
     for i in range(9):
         grads = jax.tree.map(
             lambda p, i=i: np.cos(i + np.arange(p.size, dtype=np.float32)).reshape(p.shape), PARAMS
         )
-        ours, theirs = (f(grads, s, PARAMS) for f, s in zip(updates, states, strict=True))
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), ours[0], theirs[0])
-        states = [ours[1], theirs[1]]
+        one, other = (f(grads, s, PARAMS) for f, s in zip(updates, states, strict=True))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), one[0], other[0])
+        states = [one[1], other[1]]
 
 
 def test_schedule_free_evaluates_the_average_of_all_parameters_so_far_and_not_the_running_one():
@@ -169,15 +174,7 @@ def test_schedule_free_is_optaxs():
     )  # fmt: skip
     rate = make_schedule(config)
     theirs = optax.contrib.schedule_free_adamw(rate, b1=0.9, b2=0.95, weight_decay=0.1)
-    both = make_optimizer(config), theirs
-    states = [o.init(PARAMS) for o in both]
-    for i in range(9):
-        grads = jax.tree.map(
-            lambda p, i=i: np.cos(i + np.arange(p.size, dtype=np.float32)).reshape(p.shape), PARAMS
-        )
-        one, other = (o.update(grads, s, PARAMS) for o, s in zip(both, states, strict=True))
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), one[0], other[0])
-        states = [one[1], other[1]]
+    assert_same_updates(config, theirs)
 
 
 def test_muon_orthogonalises_each_layers_matrix_with_its_heads_joined_and_leaves_the_rest_to_adam():

@@ -70,7 +70,7 @@ class SeenRun:
         account = goodput.Account()
         for line in self.account:
             account.add(dict(line))
-        return sum(account.seconds.values()) - account.seconds["stopped"]
+        return account.running
 
     @property
     def status(self) -> str:
