@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from models.terminal import Console
+from sim.statistics import Rate
 from tests.helpers.tools.small_run import one_device
-from tools.bench.learn import BASELINE, LearnSizes, LearntTask, Setting, run
+from tools.bench.learn import BASELINE, LearnSizes, LearntTask, Setting, run, succeeds
 from tools.recipes import training
 
 HELPERS = Path(__file__).parents[2] / "helpers"
@@ -64,3 +66,18 @@ def test_the_first_checkpoint_that_succeeds_counts_and_what_was_found_is_kept(
     assert run(console, LEARNT, tmp_path, SIZES) == found
     with pytest.raises(ValueError, match="--task 'cook' is none of those to learn: POINTS-points"):
         run(console, "cook", tmp_path, SIZES)
+
+
+@pytest.mark.parametrize(
+    ("failures", "verdict", "blocks"),
+    [((), True, 4), ((0, 1), False, 1), ((0, 15), False, 4), ((15,), True, 4)],
+)
+def test_a_checkpoint_acts_only_until_too_many_starts_have_failed(failures, verdict, blocks):
+    acted = []
+
+    def evaluate(block: range, *_: object, **__: object) -> SimpleNamespace:
+        acted.append(block)
+        return SimpleNamespace(success=Rate.of(start not in failures for start in block))
+
+    assert succeeds(evaluate, range(16), replace(TASK, success=0.9), block=4) is verdict
+    assert len(acted) == blocks
