@@ -167,15 +167,16 @@ def run(
 def succeeds(
     evaluate: Callable[..., Evaluation], starts: Sequence[Start], task: LearntTask, block: int
 ) -> bool:
-    """True if enough episodes succeed. They run in blocks until too many have failed, as failures
-    last longest."""
-    spare = len(starts) - math.ceil(task.success * len(starts))
+    """True if enough episodes succeed, of those that the simulator did not lose. They run in blocks
+    until too many have failed, as failures last longest."""
+    most = len(starts) - math.ceil(task.success * len(starts))
+    successes = trials = 0
     for begin in range(0, len(starts), block):
         acts = evaluate(starts[begin : begin + block], task.replan_steps, clips=0).success
-        spare -= acts.trials - acts.successes
-        if spare < 0:
+        successes, trials = successes + acts.successes, trials + acts.trials
+        if trials - successes > most:
             return False
-    return spare >= 0
+    return successes / trials >= task.success
 
 
 def _row(

@@ -81,3 +81,12 @@ def test_a_checkpoint_acts_only_until_too_many_starts_have_failed(failures, verd
 
     assert succeeds(evaluate, range(16), replace(TASK, success=0.9), block=4) is verdict
     assert len(acted) == blocks
+
+
+def test_an_episode_that_the_simulator_lost_is_no_success_of_a_checkpoint():
+    def evaluate(block: range, *_: object, **__: object) -> SimpleNamespace:
+        kept = [start for start in block if start != 1]
+        return SimpleNamespace(success=Rate.of(start != 0 for start in kept))
+
+    assert not succeeds(evaluate, range(10), replace(TASK, success=0.9), block=5)
+    assert succeeds(evaluate, range(11), replace(TASK, success=0.9), block=5)
