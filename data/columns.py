@@ -75,7 +75,8 @@ def reading(file: Path | str) -> AbstractContextManager[None]:
     return naming_damage(
         file,
         "file",
-        "is no readable parquet ({reason}); it was cut off or damaged, copy or record it again.",
+        "is not a readable parquet file ({reason}): it was cut off or damaged; copy or record it "
+        "again.",
         caught=(pa.ArrowException, OSError, ValueError, MemoryError, RecursionError),
     )
 
@@ -110,7 +111,7 @@ def read_columns(
         raise DatasetError(
             file,
             f"column '{missing[0]}'",
-            f"is missing or there twice (there are {there}); write the dataset again.",
+            f"is missing or appears twice (the columns are {there}); write the dataset again.",
         )
     with reading(file):
         chosen = list(range(opened.num_row_groups) if groups is None else groups)
@@ -199,7 +200,7 @@ def _unpacks(file: Path | str, what: str, opened: ParquetFile) -> DatasetError:
     return DatasetError(
         file,
         "rows",
-        f"unpack to {what} from {opened.file_bytes} bytes, far more than data of a robot does; "
+        f"unpack to {what} from {opened.file_bytes} bytes, far more than a robot's data ever does; "
         "copy or record the dataset again.",
     )
 
@@ -235,8 +236,8 @@ def to_numpy(
         raise DatasetError(
             path,
             f"column '{name}'",
-            f"has {nulls} empty values and {len(array)} values in {rows} rows, expected shape "
-            f"{shape} in each; write the column again.",
+            f"has {nulls} empty values and {len(array)} values in all for {rows} rows, expected "
+            f"shape {shape} in each row and no empty value; write the column again.",
         )
     with reading(path):
         values = array.to_numpy(zero_copy_only=False)

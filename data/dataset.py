@@ -160,8 +160,8 @@ def card(dataset: Dataset, tasks: Iterable[str] = ()) -> str:
 
     lengths = dataset.lengths
     facts = {
-        "episodes": f"{len(lengths):,}, {lengths.sum():,} frames at {dataset.fps:g} a second",
-        "robot": dataset.robot_type or "not told",
+        "episodes": f"{len(lengths):,}, {lengths.sum():,} frames at {dataset.fps:g} per second",
+        "robot": dataset.robot_type or "unknown",
     }
     shown = [
         (name, told["dtype"], " × ".join(map(str, told["shape"])), _names(told.get("names")))
@@ -276,8 +276,8 @@ def find_format(path: str | Path) -> Format:
         raise MissingFileError(
             folder.url,
             "files",
-            f"are of none of the formats known here ({', '.join(kind.name for kind in known)}); "
-            "give the folder of a dataset, or correct `recognises` of your format.",
+            f"match none of the known formats ({', '.join(kind.name for kind in known)}); give the "
+            "folder of a dataset, or correct `recognises` of your format.",
         )
     return known[0]
 
@@ -306,8 +306,8 @@ def open_dataset(path: str | Path, episodes: Sequence[int] | None = None) -> Dat
         return open_as(kind, path)
     if kind.select is None:
         raise ValueError(
-            f"{path}: is a dataset of format {kind.name}, of which no single episodes are "
-            "selected; leave `episodes` out."
+            f"{path}: has format {kind.name}, which cannot select single episodes; leave "
+            "`episodes` out."
         )
     return kind.select(path, episodes)
 
@@ -325,6 +325,6 @@ def open_as(kind: Format, path: str | Path) -> Dataset:
     if lacking:
         raise ValueError(
             f"{path}: format {kind.name} opens a {type(dataset).__name__}, which lacks "
-            f"{', '.join(lacking)}; data/dataset.py says what a Dataset has."
+            f"{', '.join(lacking)}; see data/dataset.py for what a Dataset needs."
         )
     return dataset

@@ -219,7 +219,7 @@ class Batcher(Generic[Item, Result]):
         try:
             results = list(self._run([waiting.item for waiting in batch])) if batch else []
             if len(results) != len(batch):
-                raise ValueError(f"run gave {len(results)} results for {len(batch)} items.")
+                raise ValueError(f"`run` returned {len(results)} results for {len(batch)} items.")
         except BaseException as error:
             self._settle(batch, error, self._clock() - start)
         else:

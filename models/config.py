@@ -61,8 +61,8 @@ def _build(kind: Any, value: Any, where: str) -> Any:
         missing = sorted(required - set(value))
         if unknown or missing:
             raise ValueError(
-                f"{where} does not describe a {kind.__name__}: unknown fields {unknown}, "
-                f"missing fields {missing} (it has {sorted(fields)}); fix it, or read it with the "
+                f"{where} does not describe a {kind.__name__}: unknown fields {unknown}, missing "
+                f"fields {missing} (its fields are {sorted(fields)}); fix it, or read it with the "
                 "version that wrote it."
             )
         built = {n: _build(hints[n], v, f"{where}.{n}") for n, v in value.items()}

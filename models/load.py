@@ -274,8 +274,8 @@ def _check_bits(path: Path, found: ModelConfig, wanted: ModelConfig) -> None:
     if held[0] and held != asked:
         now = f"--model.compute.quantized {asked[0]!r} in {asked[1]}" if asked[0] else "f32"
         raise ValueError(
-            f"{path} keeps the kernels at {held[0]!r} in {held[1]}, but {now} was asked for; begin "
-            f"from the checkpoint it was made of, or ask for the same."
+            f"{path} has kernels at {held[0]!r} in {held[1]}, but {now} was asked for; begin from "
+            "the checkpoint that it was quantised from, or ask for the same."
         )
 
 
@@ -287,8 +287,8 @@ def _check_adapters(path: Path, found: ModelConfig, wanted: ModelConfig) -> None
         if asked.get(field, held) != held:
             raise ValueError(
                 f"{path} has adapters of rank {held.rank} and alpha {held.alpha} ({field}), but "
-                f"rank {asked[field].rank} and alpha {asked[field].alpha} were asked for, by which "
-                f"they would compute something else; ask for the same."
+                f"rank {asked[field].rank} and alpha {asked[field].alpha} were asked for, which "
+                "would change what they compute; ask for the same."
             )
 
 
@@ -324,8 +324,8 @@ def _check_untold(path: Path, config: ModelConfig, told: ActingOptions) -> None:
         given.append("horizon")
     if given:
         raise ValueError(
-            f"{path} tells by itself how its policy acts (its chunks have {horizon} steps); leave "
-            f"out {', '.join(given)}."
+            f"The files of {path} already say how its policy acts (its chunks have {horizon} "
+            f"steps); leave out {', '.join(given)}."
         )
 
 
@@ -335,7 +335,7 @@ def _chosen(path: Path, found: CheckpointInfo, robot: str | None) -> int:
         return 0
     names = [e.name for e in found.processor.embodiments] if found.processor else []
     if robot not in names:
-        raise ValueError(f"{path} knows no robot '{robot}'; choose one of {names}.")
+        raise ValueError(f"{path} has no robot '{robot}'; choose one of {names}.")
     return names.index(robot)
 
 
@@ -356,7 +356,9 @@ def _from_own(path: Path) -> CheckpointInfo:
     if not all(isinstance(values, dict) for values in told) or not isinstance(
         told[0].get("model"), dict
     ):
-        raise ValueError(f"{path} has a config without a model; it is no checkpoint of a policy.")
+        raise ValueError(
+            f"{path} has a config without a model, so it is not a checkpoint of a policy."
+        )
     model, saved = told[0]["model"], told[1].get("processor")
     config = model_config(model, f"{path}: model")
     processor = None if saved is None else from_json(Processor, saved, f"{path}: processor")
@@ -384,8 +386,8 @@ def _with_fast(path: Path, processor: Processor | None, folder: Path) -> Process
     given = Fast.load(folder)
     if processor.fast not in (None, given):
         raise ValueError(
-            f"{folder} is another FAST tokenizer than the one that {path} was trained to write "
-            f"in; leave out fast, as the checkpoint has its own."
+            f"{folder} is not the FAST tokenizer that {path} was trained with; leave out fast, as "
+            "the checkpoint has its own."
         )
     return replace(processor, fast=given)
 
@@ -398,14 +400,14 @@ def check_fit(config: ModelConfig, processor: Processor, where: str) -> None:
         given = getattr(processor, name)
         if given != wanted:
             raise ValueError(
-                f"{where}: processor.{name} is {given!r} but model.{name} is {wanted!r}; a policy "
-                f"must be prepared for as it was trained."
+                f"{where}: processor.{name} is {given!r} but model.{name} is {wanted!r}; a "
+                "policy's inputs must be prepared as they were in training."
             )
     robots = len(processor.embodiments)
     if config.embodiments is not None and robots > config.embodiments:
         raise ValueError(
-            f"{where}: there are {robots} embodiments, but the model tells {config.embodiments} "
-            f"apart (model.embodiments)."
+            f"{where}: there are {robots} embodiments, but the model distinguishes only "
+            f"{config.embodiments} (model.embodiments)."
         )
     if processor.chat and processor.bpe:
         _check_picture_token(config, processor, where)
@@ -423,7 +425,8 @@ def check_fit(config: ModelConfig, processor: Processor, where: str) -> None:
             raise ValueError(f"{where}: {error}") from error
         if tokens and tokens > processor.fast_top + 1:
             raise ValueError(
-                f"{where}: {tokens} FAST tokens from id {processor.fast_top} down reach below 0."
+                f"{where}: {tokens} FAST tokens, counted down from id {processor.fast_top}, reach "
+                "below 0."
             )
         if size > config.vocabulary:
             raise ValueError(
@@ -433,9 +436,9 @@ def check_fit(config: ModelConfig, processor: Processor, where: str) -> None:
         own_size = processor.tokenizer.size if processor.sentencepiece else config.vocabulary
         if processor.writes and own_size != config.vocabulary:
             raise ValueError(
-                f"{where}: the tokenizer has {own_size} ids, but model.vocabulary, from whose end "
-                f"FAST's tokens are counted, is {config.vocabulary}; give the tokenizer that the "
-                f"model was trained with."
+                f"{where}: the tokenizer has {own_size} ids, but model.vocabulary is "
+                f"{config.vocabulary}, and FAST's tokens are counted down from its end; give the "
+                "tokenizer that the model was trained with."
             )
 
 

@@ -300,7 +300,7 @@ def in_few_bits(config: ModelConfig, params: Params, rounding: Rounding | None =
     if beyond := [path for path in named if not re.search(able, path)]:
         raise ValueError(
             f"The pattern {compute.quantized!r} names {', '.join(beyond)}, which models of family "
-            f"'{config.family}' do not read in few bits; give one for kernels among {able!r}."
+            f"'{config.family}' cannot quantise; give one for kernels among {able!r}."
         )
     return quantize(params, compute.quantized, compute.quantized_kind, rounding)
 
@@ -341,8 +341,8 @@ def family_config(name: str) -> type[ModelConfig]:
     if name not in _FAMILIES:
         known = sorted(_SHIPPED.keys() | _FAMILIES.keys())
         raise ValueError(
-            f"Family '{name}' is not known, only {known}; give --family path/to/file.py, the file "
-            f"that defines it (its Python runs)."
+            f"Family '{name}' is unknown; expected one of {known}, or give --family "
+            "path/to/file.py, the file that defines it (it will be run)."
         )
     return _FAMILIES[name][0]
 
@@ -366,8 +366,8 @@ def _register(kind: type[ModelConfig]) -> None:
         before = _SHIPPED[name]
     if before != file:
         raise ValueError(
-            f"{file} defines a family '{name}', but {before} has defined one of that name; give "
-            f"yours another."
+            f"{file} defines a family '{name}', but {before} already defines one of that name; "
+            "give yours another name."
         )
     _FAMILIES[name] = (kind, file)
 

@@ -76,8 +76,8 @@ class Policy:
         ):
             raise ValueError(
                 "chunking is 'trained', but the model was not trained to continue chunks "
-                "(model.rtc_max_delay is 0); take 'guided', which needs no training, or train with "
-                "--model.rtc-max-delay."
+                "(model.rtc_max_delay is 0); use 'guided', which needs no training, or train "
+                "with --model.rtc-max-delay."
             )
         if self.chunking == "guided":
             flow.check_guided(self.model.config.solver, self.steps, self.guidance)
@@ -343,7 +343,9 @@ class Policy:
         processor = self._prepared()
         strange = sorted(set(sizes or ()) - set(self.sizes))
         if strange:
-            raise ValueError(f"The policy has no sizes {strange} to warm; it has {self.sizes}.")
+            raise ValueError(
+                f"The policy has no sizes {strange} to compile for; it has {self.sizes}."
+            )
         robot = processor.embodiments[self.embodiment]
         black = np.zeros((processor.image_size, processor.image_size, 3), np.uint8)
         shown = len(robot.cameras) if cameras is None else cameras
@@ -394,15 +396,15 @@ class Policy:
             batch = own_batch(observation, self.model.config, chunks, action_mask)
         elif action_mask is not None:
             raise ValueError(
-                "action_mask is that of a model's own inputs; openpi's loss averages over every "
-                "action dim."
+                "action_mask is only for a model's own inputs, without a processor; with one, "
+                "the loss averages over every action dim, as openpi's does."
             )
         else:
             batch = self.rows(self._samples(self._read(observation), chunks))
         drawn = flow.draw(jax.random.key(seed), batch.sample_id, 1, batch.actions.shape[2:])
         at = drawn[0] if time is None else np.asarray(time, np.float32)[:, None, None]
         if at.ndim == 4:
-            require(self.model.config, "rtc_max_delay", "flow times of single steps")
+            require(self.model.config, "rtc_max_delay", "one flow time for each step")
         chunk = drawn[1] if noise is None else np.asarray(noise, np.float32)[:, None, None]
         error = np.asarray(self._error(self.params, batch, chunk, at))
         if own_batch is not None:
@@ -431,7 +433,7 @@ class Policy:
             if longest > trained:
                 raise ValueError(
                     f"committed is {longest}, but the model was trained to continue at most "
-                    f"{trained} steps (model.rtc_max_delay); commit fewer, or take a policy whose "
+                    f"{trained} steps (model.rtc_max_delay); commit fewer, or use a policy whose "
                     "chunking is 'guided'."
                 )
         return lefts
@@ -439,8 +441,8 @@ class Policy:
     def _prepared(self) -> Processor:
         if self.processor is None:
             raise ValueError(
-                "This policy came without its preparation (scales, tokenizer); give infer and loss "
-                "the model's own inputs, if its family has some."
+                "This policy came without a processor (scales, tokenizer); give infer and loss "
+                "the model's own inputs, if its family has any."
             )
         return self.processor
 
@@ -599,7 +601,7 @@ def _words(
 
 def _check_rows(noise: Float[np.ndarray, "b h a"] | None, count: int) -> None:
     if not count:
-        raise ValueError("There is no observation to answer; give at least one row.")
+        raise ValueError("The request has no observations; give at least one.")
     if noise is not None and len(noise) != count:
         raise ValueError(f"noise is for {len(noise)} observations, but there are {count}.")
 

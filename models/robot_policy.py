@@ -91,11 +91,11 @@ class RobotPolicy:
             raise ValueError(
                 f"The policy was trained on '{robot.name}' with cameras {list(robot.cameras)}, "
                 f"{ours[0]} state and {ours[1]} action dims, but {spec.name} has cameras "
-                f"{list(spec.cameras)}, {theirs[0]} state and {theirs[1]} action dims; its "
-                f"pictures of {height} × {width} pixels would be seen as "
-                f"{processor.image_size} × {processor.image_size}. Take a suite of the policy's "
-                "own robot, or train on data whose cameras have the suite's names, or say which of "
-                "them each of the policy's shows: --cameras SUITE'S=POLICY'S."
+                f"{list(spec.cameras)}, {theirs[0]} state and {theirs[1]} action dims; its images "
+                f"of {height} × {width} pixels would be resized to {processor.image_size} × "
+                f"{processor.image_size}. Use a suite of the policy's own robot, train on data "
+                "whose cameras have the suite's names, or map the suite's cameras to the "
+                "policy's: --cameras SUITE'S=POLICY'S."
             )
         return cls(policy, spec.name, places, spec.picture, spec.prompts)
 
@@ -209,24 +209,24 @@ class RobotPolicy:
         size = self.processor.image_size
         if self.picture != (size, size):
             raise ValueError(
-                f"{self.name} draws pictures of {self.picture} pixels, but the policy sees "
-                f"{(size, size)}, and a device does not resize them; give the environment "
+                f"{self.name} renders images of {self.picture} pixels, but the policy takes "
+                f"{(size, size)}, and images are not resized on a device; give the environment "
                 f"image_size={size}."
             )
         if self.processor.resize == "stretched-middle":
             raise ValueError(
-                "The policy sees the middle of each picture, which a device does not cut out; "
-                "choose placement 'host'."
+                "The policy sees only the middle of each image, and images are not cropped on a "
+                "device; choose placement 'host'."
             )
         if self.embodiment.adapter:
             raise ValueError(
-                f"The policy converts units ('{self.embodiment.adapter}'), which a device does "
-                "not; choose placement 'host'."
+                f"The policy converts units ('{self.embodiment.adapter}'), which is not done on a "
+                "device; choose placement 'host'."
             )
         if self.processor.state_input == "text":
             raise ValueError(
-                "The policy reads its state as text, which a device cannot spell; choose placement "
-                "'host', or a model whose state_input is 'token' or 'suffix'."
+                "The policy reads its state as text, which cannot be written on a device; choose "
+                "placement 'host', or a model whose state_input is 'token' or 'suffix'."
             )
 
     def batch(
@@ -312,8 +312,8 @@ def processor_of(policy: Policy, where: str) -> Processor:
     """
     if policy.processor is None:
         raise ValueError(
-            f"The checkpoint came without a processor (scales and tokenizer), so it cannot act in "
-            f"a robot's units, as {where} needs; take one that was trained or converted here."
+            "The checkpoint came without a processor (scales and tokenizer), so it cannot act in "
+            f"a robot's units, as needed for {where}; use one that was trained or converted here."
         )
     return policy.processor
 

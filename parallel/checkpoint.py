@@ -224,8 +224,8 @@ def newest_good(directory: Path, console: Console | None = None) -> int | None:
         if not saved:
             if damaged:
                 raise FileNotFoundError(
-                    f"{directory} has no good checkpoint left, only {', '.join(damaged)}; put a "
-                    f"sound copy of one in its place, or remove them to start over."
+                    f"{directory} has no intact checkpoint left, only {', '.join(damaged)}; "
+                    f"replace one with an intact copy, or remove them to start over."
                 )
             return None
         path = directory / str(saved[-1])
@@ -235,7 +235,7 @@ def newest_good(directory: Path, console: Console | None = None) -> int | None:
         if not wrong:
             return saved[-1]
         aside = agree("aside", "", partial(_set_aside, path))
-        more = f" ({len(wrong)} findings in all)" if len(wrong) > 1 else ""
+        more = f" ({len(wrong)} problems in all)" if len(wrong) > 1 else ""
         console.print(
             f"Checkpoint {path.name} is damaged and was set aside as {aside}: {wrong[0]}{more}",
             soft_wrap=True,
@@ -361,13 +361,11 @@ def _standing(directory: Path) -> str:
     """Sentence on what is left to resume from, and what to do first."""
     try:
         if not directory.is_dir():
-            return (
-                f"{directory} is no folder: mount it or remove what is in its place, then resume."
-            )
+            return f"{directory} is not a folder: mount it or remove what is there, then resume."
         whole, free = steps(directory), shutil.disk_usage(directory).free / 1e9
     except OSError as error:
         return f"{directory} cannot be read ({error.strerror}): repair the disk, then resume."
-    kept = f"Checkpoints of steps {whole} are whole" if whole else "None was saved before"
+    kept = f"Checkpoints of steps {whole} are complete" if whole else "No earlier one exists"
     return f"{kept}; make room ({free:.1f} GB are free there) or repair the disk, then resume."
 
 

@@ -94,14 +94,15 @@ def check_judged(keep_best: str, patience: int, eval_every: int, save_every: int
     name, value = ("keep_best", keep_best) if keep_best else ("patience", patience)
     if eval_every < 1:
         raise ValueError(
-            f"trainer.{name} is {value}, but trainer.eval_every is 0: nothing is ever evaluated."
+            f"trainer.{name} is {value}, but trainer.eval_every is 0, so nothing is evaluated; set "
+            f"it above 0."
         )
     often, seldom = sorted((eval_every, save_every))
     if often and seldom % often:
         raise ValueError(
-            f"trainer.{name} is {value}, but of checkpoints every {save_every} steps "
-            f"(trainer.save_every) few or none are evaluated every {eval_every} "
-            f"(trainer.eval_every); let one be a multiple of the other."
+            f"trainer.{name} is {value}, but checkpoints are saved every {save_every} steps "
+            f"(trainer.save_every) and evaluations made every {eval_every} (trainer.eval_every), "
+            "so few or no checkpoints are evaluated; make one a multiple of the other."
         )
 
 

@@ -224,12 +224,13 @@ class Loop:
             return None
         except StopIteration:
             raise ValueError(
-                f"The data ended after {done} of {self.config.steps} steps; batches must go on."
+                f"The data ended after {done} of {self.config.steps} steps; expected a batch per "
+                f"step."
             ) from None
         except Exception as error:
             if not self.stop.should_stop():
                 raise
-            self.console.print(f"After the signal, the loader: {error!r}", soft_wrap=True)
+            self.console.print(f"After the signal, the loader failed: {error!r}", soft_wrap=True)
             return None  # the signal also ended the loader's processes; training so far is saved
 
     def _compile(self, state: TrainState, batch: PackedBatch, seed: Any) -> None:

@@ -45,8 +45,8 @@ def _sides(name: str, x: jax.Array) -> MuonDimensionNumbers:
     axes (`models.layers.layers.Dense`)."""
     if x.ndim < 2:
         raise ValueError(
-            f"optimizer.matrices finds {name} of shape {x.shape}, but Muon is for matrices; let "
-            f"the regex find kernels alone."
+            f"optimizer.matrices matches {name}, of shape {x.shape}, but Muon only trains "
+            f"matrices; let the regex match only kernels."
         )
     if x.ndim > 3 and re.search(r"(^|/)[qkv]/kernel$", name):
         return MuonDimensionNumbers((-3,), (-2, -1))

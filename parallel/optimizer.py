@@ -195,18 +195,18 @@ def select(config: OptimizerConfig, params: Any) -> tuple[Any, Any]:
     missing = [name for name, pair in deciding.items() if pair is None]
     if config.rate_factors and missing:
         raise ValueError(
-            f"Every parameter needs a factor from optimizer.rate_factors, but of {len(names)} "
-            f"these {len(missing)} match none: {', '.join(missing)}; end with '. 1' to train "
-            f"the rest or '. 0' to freeze it."
+            f"Every parameter needs a factor from optimizer.rate_factors, but {len(missing)} of "
+            f"{len(names)} match none: {', '.join(missing)}; end with '. 1' to train the rest or "
+            f"'. 0' to freeze it."
         )
     idle = [pair[0] for pair in config.rate_factors if pair not in deciding.values()]
     regexes = [config.decayed, config.matrices if config.name == "muon" else ""]
     idle += [regex for regex in regexes if not any(re.search(regex, name) for name in names)]
     if idle:
         raise ValueError(
-            f"optimizer.rate_factors, decayed or matrices has {idle[0]!r}, which decides for no "
-            f"parameter; a path is like {names[0]}, and of several regexes found in it the first "
-            f"decides."
+            f"optimizer.rate_factors, decayed or matrices has {idle[0]!r}, which applies to no "
+            f"parameter; a parameter's path looks like {names[0]}, and if several regexes match "
+            f"it, the first applies."
         )
     moving = jax.tree_util.tree_map_with_path(
         lambda path, _: is_history(path) or _rate(config, path_name(path)) > 0, params
@@ -217,7 +217,7 @@ def select(config: OptimizerConfig, params: Any) -> tuple[Any, Any]:
     if not any(jax.tree.leaves(trained)):
         raise ValueError(
             f"optimizer.rate_factors is {config.rate_factors}, which freezes every parameter; give "
-            f"what is to be trained a factor above 0."
+            f"the parameters to be trained a factor above 0."
         )
     return moving, trained
 
@@ -247,8 +247,8 @@ def state_shardings(state: Any, params: Any, placed: Any, mesh: Mesh) -> Any:
         if owner is None and leaf.size > _LARGEST_WHOLE and mesh.size > 1:
             raise ValueError(
                 f"The optimizer's state holds {path_name(path)}, of shape {leaf.shape}, which "
-                f"belongs to no parameter and cannot be cut over {mesh.size} devices; let it hold "
-                f"trees of arrays like the parameters, or train on one device."
+                f"belongs to no parameter and cannot be sharded over {mesh.size} devices; keep the "
+                f"state in trees of arrays like the parameters, or train on one device."
             )
         spec = PartitionSpec() if owner is None else _inherited(leaf.shape, *owner, mesh)
         return NamedSharding(mesh, spec)
@@ -302,8 +302,8 @@ def _method(config: OptimizerConfig) -> optax.GradientTransformation:
     made = named_in_file(config.name)(config)
     if not isinstance(made, optax.GradientTransformation):
         raise ValueError(
-            f"optimizer.name is '{config.name}', whose function gives {type(made).__name__}; it "
-            f"must give an optax.GradientTransformation, such as optax.scale_by_adam()."
+            f"optimizer.name is '{config.name}', whose function returns {type(made).__name__}; it "
+            f"must return an optax.GradientTransformation, such as optax.scale_by_adam()."
         )
     return made
 
@@ -352,7 +352,8 @@ def _check(config: OptimizerConfig) -> None:
             re.compile(pattern)
         except re.error as error:
             raise ValueError(
-                f"optimizer.rate_factors, decayed or matrices has {pattern!r}, no regex: {error}."
+                f"optimizer.rate_factors, decayed or matrices has {pattern!r}, which is not a "
+                f"regular expression: {error}."
             ) from error
         if not 0 <= factor < math.inf:
             raise ValueError(

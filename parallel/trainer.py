@@ -245,14 +245,14 @@ def train(
             ledger.end(done)
         kept = f"saved in {folder}" if loop.saved == done else "nothing to save yet"
         outcome = f"after step {done} of {config.steps}, {kept}; the same command with --resume"
-        _raise_unlogged(loop, f"The run was stopped {outcome} then goes on from there.")
+        _raise_unlogged(loop, f"The run was stopped {outcome} then continues from there.")
         if skipped:
-            console.print(f"{skipped} of {done} steps were bad, and skipped.")
+            console.print(f"{skipped} of {done} steps were bad and were skipped.")
         if loop.stopped:
             host, number = loop.stopped
             where = f" on host {host}" if host_count() > 1 else ""
             console.print(
-                f"Stopped by {signal.Signals(number).name}{where} {outcome} goes on from there.",
+                f"Stopped by {signal.Signals(number).name}{where} {outcome} continues from there.",
                 soft_wrap=True,
             )
         _say_early(loop.verdict, done, config, folder, best, console)
@@ -276,7 +276,7 @@ def _say_early(
         )
         console.print(
             f"Stopped early after step {done} of {config.steps}: {verdict}. {kept}; --resume with "
-            f"--trainer.patience 0 goes on from the last.",
+            f"--trainer.patience 0 continues from the last.",
             soft_wrap=True,
         )
 
@@ -341,8 +341,8 @@ def _check(config: TrainerConfig) -> None:
         )
     if config.spike_factor and not config.spike_factor > 1:
         raise ValueError(
-            f"trainer.spike_factor is {config.spike_factor}; it must be above 1, as usual steps "
-            f"would be bad, or 0 for no limit."
+            f"trainer.spike_factor is {config.spike_factor}; it must be above 1, because "
+            f"otherwise usual steps would count as bad, or 0 for no limit."
         )
 
 

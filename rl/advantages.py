@@ -55,8 +55,8 @@ def group(returns: Float[np.ndarray, " n"], scaled: bool = True) -> Float[np.nda
     returns = np.asarray(returns, np.float64)
     if len(returns) < 2:
         raise ValueError(
-            f"A group has {len(returns)} episode, which has none to be compared with; set "
-            f"rollout.group to at least 2, or objective.advantage to 'gae'."
+            f"A group of {len(returns)} has no episodes to compare; set rollout.group to at least "
+            f"2, or objective.advantage to 'gae'."
         )
     if np.ptp(returns) <= 1e-6 * max(1.0, np.abs(returns).max()):
         return np.zeros(len(returns))

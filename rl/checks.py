@@ -74,12 +74,12 @@ def check_config(config: RlConfig) -> None:
     if config.flow.level == 0 and config.flow.noise != "learned":
         raise ValueError(
             f"flow.level is 0, so chunks are not random and the policy would learn nothing; raise "
-            f"it, such as to {FlowConfig().level}, or take flow.noise 'learned'."
+            f"it, for example to {FlowConfig().level}, or set flow.noise to 'learned'."
         )
     if config.learner.optimizer.name == SCHEDULE_FREE:
         raise ValueError(
-            f"learner.optimizer.name is '{SCHEDULE_FREE}', whose newest parameters are not the "
-            f"average that is to act, but RL learns from what its newest parameters do; take "
+            f"learner.optimizer.name is '{SCHEDULE_FREE}', which keeps an average of the "
+            f"parameters for acting, but RL must learn with the same parameters that act; choose "
             f"adamw or muon."
         )
     others = {
@@ -88,13 +88,13 @@ def check_config(config: RlConfig) -> None:
     }
     if found := unread(config, others):
         raise ValueError(
-            f"placement is '{config.placement}', where {', '.join(found)} would count for nothing; "
-            f"leave out what is not the default, or set placement to {' or '.join(others)}."
+            f"placement is '{config.placement}', which ignores {', '.join(found)}; leave these "
+            f"options at their defaults, or set placement to {' or '.join(others)}."
         )
     if objective.advantage == "group" and rollout.group < 2:
         raise ValueError(
             f"rollout.group is {rollout.group}, but objective.advantage 'group' compares the "
-            f"episodes of one start; take at least 2, such as 8, or advantage 'gae'."
+            f"episodes of one start; set it to at least 2, such as 8, or use advantage 'gae'."
         )
     if config.placement == "disaggregated" and spread.inference and rollout.inference_devices:
         raise ValueError(
@@ -124,29 +124,29 @@ def check_policy(policy: Policy, config: RlConfig) -> None:
     family = model.config.family
     if config.placement == "disaggregated" and not is_ours(family):
         raise ValueError(
-            f"placement is 'disaggregated', but its workers know no family '{family}', which a "
-            f"file of yours defines; take 'host' or 'colocated'."
+            f"placement is 'disaggregated', but its workers do not know the model family "
+            f"'{family}', which is defined in a file of yours; choose 'host' or 'colocated'."
         )
     processor_of(policy, config.rollout.suite)
     if policy.says_subtasks:
         raise ValueError(
-            "The policy says its subtask before it acts, which RL does not; fine-tune it by "
-            "tools.train --init with --model.text-loss 0 first."
+            "The policy writes out its subtask before it acts, which RL does not support; first "
+            "fine-tune it without subtasks, using tools.train --init and --model.text-loss 0."
         )
     if model.config.solver != "euler":
         raise ValueError(
-            f"model.solver is '{model.config.solver}', but RL draws chunks by Euler's steps, whose "
-            f"noise tells how likely a chunk was; load the policy with solver 'euler'."
+            f"model.solver is '{model.config.solver}', but RL needs the probability of each chunk, "
+            f"which only Euler steps give; load the policy with solver 'euler'."
         )
     if model.config.compute.quantized:
         raise ValueError(
-            "The checkpoint's weights are quantised and cannot be trained; begin from the one that "
-            "they were made of."
+            "The checkpoint's weights are quantised and cannot be trained; start from the "
+            "checkpoint that they were quantised from."
         )
     if config.rollout.replan_steps > model.config.horizon:
         raise ValueError(
             f"rollout.replan_steps is {config.rollout.replan_steps}, but the policy's chunks have "
-            f"{model.config.horizon} steps; execute no more than these."
+            f"{model.config.horizon} steps; choose at most that many."
         )
 
 
@@ -166,9 +166,9 @@ def check_kept(model: FlowModel, params: Params, config: LearnerConfig) -> None:
     ]
     if changing:
         raise ValueError(
-            f"learner.keep_observed is true, but observations are read with {len(changing)} "
-            f"parameters that change, such as {changing[0]}; set it to false, or let only "
-            f"others change by learner.optimizer.rate_factors."
+            f"learner.keep_observed is true, but training changes {len(changing)} of the "
+            f"parameters that read observations, such as {changing[0]}; set it to false, or freeze "
+            f"them with learner.optimizer.rate_factors."
         )
 
 
@@ -181,7 +181,7 @@ def one_group(suite: Suite, tasks: tuple[str, ...]) -> tuple[str, ...]:
     first, *others = suite.groups(tasks)
     if others:
         raise ValueError(
-            f"The tasks of suite '{suite.name}' cannot share slots, so a run learns one of them: "
-            f"name it, such as --rollout.tasks {first[0]}."
+            f"The tasks of suite '{suite.name}' cannot share slots, so a run can learn only one of "
+            f"them; name it, for example --rollout.tasks {first[0]}."
         )
     return first

@@ -39,7 +39,7 @@ class FlowConfig:
         if not 0 < self.least <= self.most < math.inf:
             raise ValueError(
                 f"flow.least and flow.most are {self.least} and {self.most}; expected standard "
-                f"deviations above 0, ascending."
+                f"deviations above 0, with flow.least not above flow.most."
             )
 
 

@@ -37,18 +37,18 @@ def check_environment(path: Path, found: Json, console: Console) -> None:
     saved = own.read_json(path, "config").get(FIELD)
     if saved is None:
         console.print(
-            f"{path} does not record its environment (early versions did not), so nothing tells "
-            f"whether it has changed since.",
+            f"{path} does not record its environment (early versions did not), so there is no way "
+            f"to tell whether it has changed since.",
             soft_wrap=True,
         )
         return
     for name in sorted(set(saved) | set(found)):
         if saved.get(name) != found.get(name):
             raise ValueError(
-                f"{path} was learned in another environment: its {name} was "
-                f"{_short.repr(saved.get(name))} and is {_short.repr(found.get(name))} now. Bring "
-                f"the environment back as it was, or begin a new run from this one: --checkpoint "
-                f"{path} with another --out, without --resume."
+                f"{path} was trained in a different environment: its {name} was "
+                f"{_short.repr(saved.get(name))} and is {_short.repr(found.get(name))} now. "
+                f"Restore the environment as it was, or start a new run from this one: "
+                f"--checkpoint {path} with another --out, without --resume."
             )
 
 

@@ -92,8 +92,8 @@ class FlowLearner:
             )
         if objective.name == "vtrace" and host_count() > 1:
             raise ValueError(
-                f"objective.name is 'vtrace' on {host_count()} hosts, which is for one alone; "
-                f"choose 'decoupled' or 'tis'."
+                f"objective.name is 'vtrace', which needs a single host, but this run has "
+                f"{host_count()} hosts; choose 'decoupled' or 'tis'."
             )
         self.state = state
         self.learnt = self.pending = 0
@@ -135,8 +135,9 @@ class FlowLearner:
         lags = self._version - np.asarray(experience.version)[rows]
         if lags.min(initial=0) < 0:
             raise ValueError(
-                f"Tickets {_named(tickets)} were acted in with version {self._version - lags.min()}"
-                f", but the learner is at {self._version}; give it the state that acted."
+                f"Tickets {_named(tickets)} were sampled by policy version "
+                f"{self._version - lags.min()}, but the learner is at version {self._version}; "
+                f"give it the state that sampled them."
             )
         placed = put_batch(experience, self._mesh)
         if self._observe is not None:
@@ -238,8 +239,8 @@ class FlowLearner:
         wanted = int(agree("micro-batches", str(len(self._added)), most))
         if not wanted or self._last is None:
             raise ValueError(
-                f"Step {self._version} has no decisions on some host; give each of {host_count()} "
-                f"hosts at least one ticket a step."
+                f"Step {self._version} has no decisions on at least one host; give each of "
+                f"{host_count()} hosts at least one ticket a step."
             )
         nothing = replace(self._last, weight=np.zeros_like(self._last.weight))
         while len(self._added) < wanted:
@@ -251,10 +252,10 @@ class FlowLearner:
         suspects = bad or [part.tickets for part in parts]
         named = _named([ticket for tickets in suspects for ticket in tickets])
         return Diverged(
-            f"Step {self._version} has the loss {metrics['loss']} and the gradient norm "
-            f"{metrics['grad_norm']}, because of {len(bad)} of {len(flags)} micro-batches, with "
-            f"decisions of tickets {named}; this update was not made, so look at these and lower "
-            f"optimizer.learning_rate."
+            f"Step {self._version} has loss {metrics['loss']} and gradient norm "
+            f"{metrics['grad_norm']}; the gradients of {len(bad)} of {len(flags)} micro-batches "
+            f"are not finite. This update was not made; check tickets {named}, and lower "
+            "learner.optimizer.learning_rate."
         )
 
     def _check_going(self) -> None:

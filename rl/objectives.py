@@ -211,12 +211,12 @@ def check(config: ObjectiveConfig) -> None:
     if config.name == "vtrace" and config.advantage != "gae":
         raise ValueError(
             f"objective.advantage is {config.advantage!r}, but 'vtrace' needs values, which only "
-            f"'gae' has; set it to that, or take another objective."
+            f"'gae' has; set it to 'gae', or choose another objective.name."
         )
     if not 0 < config.clip < 1 or not config.truncation >= 1:
         raise ValueError(
             f"objective.clip is {config.clip} and truncation {config.truncation}; expected a clip "
-            f"between 0 and 1 and a truncation of at least 1, which leaves fresh data untouched."
+            f"between 0 and 1, and a truncation of at least 1, so that fresh data keeps its weight."
         )
     if not 0 <= config.discount <= 1 or not 0 <= config.gae_lambda <= 1:
         raise ValueError(

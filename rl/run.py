@@ -241,7 +241,7 @@ def advance(
         if failure.error is not None:
             raise failure.final(
                 f"The run was stopped after step {done} of {config.steps}, saved in {folder}; "
-                f"--resume then goes on from there."
+                f"--resume then continues from there."
             )
         return RlResult(place.state()["ema"], done, finished=done >= until)
 

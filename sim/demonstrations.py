@@ -80,8 +80,8 @@ class Demonstrations:
     def __post_init__(self) -> None:
         if (self.policy is None or self.takeover is not None) and not self.slots.spec.expert:
             raise ValueError(
-                f"'{self.slots.spec.name}' has no scripted expert; let a policy act, by "
-                "--checkpoint, to the end."
+                f"'{self.slots.spec.name}' has no scripted expert; record a policy alone, with "
+                "--checkpoint and without --takeover."
             )
 
     def __iter__(self) -> Iterator[Demonstration]:
@@ -107,8 +107,8 @@ class Demonstrations:
                 elif quota.tried >= TRIES * self.episodes:
                     raise ValueError(
                         f"{self.episodes - quota.missing} of {quota.tried} episodes of "
-                        f"'{quota.task}' succeeded, {self.episodes} were asked for; lower the "
-                        "noise, take another policy or ask for fewer."
+                        f"'{quota.task}' succeeded, but {self.episodes} were asked for; lower the "
+                        "noise, use another policy, or ask for fewer."
                     )
 
     def _quota(self, task: str) -> "_Quota":

@@ -61,7 +61,7 @@ def evaluate(
         raise ValueError(f"replan_steps is {replan_steps}, expected at least one step.")
     if control == "other prompt" and len(spec.goals) < 2:
         raise ValueError(
-            f"The control 'other prompt' needs slots with two goals, '{spec.name}' has "
+            f"The control 'other prompt' needs at least two goals, but '{spec.name}' has "
             f"{list(spec.goals)}."
         )
 
@@ -169,8 +169,8 @@ def _acted(
             progress(len(finished) + len(failures), len(starts))
     if not finished:
         raise ValueError(
-            f"The simulator of '{spec.name}' failed in every episode, {RERUNS + 1} times each; at "
-            f"first it said: {failures[0].error}"
+            f"The simulator of '{spec.name}' failed in every episode, {RERUNS + 1} times each; "
+            f"its first error: {failures[0].error}"
         )
     return Evaluation(
         suite=spec.name,
@@ -214,8 +214,9 @@ def _checked(starts: Sequence[Start], spec: Spec) -> list[Start]:
     seeds = [start.seed for start in starts]
     if not starts or min(seeds) < 0 or len(set(starts)) < len(starts):
         raise ValueError(
-            f"Starts must be distinct, at least one, with non-negative seeds; got {len(starts)}, "
-            f"{len(set(starts))} of them distinct, with seeds from {min(seeds, default=0)}."
+            f"Expected at least one start, all distinct and with seeds of 0 or more; got "
+            f"{len(starts)}, {len(set(starts))} of them distinct, with seeds from "
+            f"{min(seeds, default=0)}."
         )
     if unknown := {start.task for start in starts} - set(spec.tasks):
         raise ValueError(f"'{spec.name}' has no task {sorted(unknown)}, only {list(spec.tasks)}.")

@@ -82,7 +82,7 @@ class Journal:
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise ValueError(
                     f"{self._path}, line {number}: not a line of an evaluation ({error}); remove "
-                    "the line, and its episode is acted again."
+                    "the line, and its episode will be run again."
                 ) from error
         if whole < len(data):
             with self._path.open("r+b") as file:

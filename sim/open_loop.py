@@ -68,7 +68,7 @@ class RecordedChunks:
 
     def __post_init__(self) -> None:
         if not self.valid.any():
-            raise ValueError("No recorded action follows any of the observations; choose others.")
+            raise ValueError("No recorded action follows these observations; choose others.")
         self._require_finite(self.actions, "recorded actions")
 
     @property
@@ -163,7 +163,7 @@ class OpenLoop:
             (name, f"{found.mean:.3g}", _percentage(self.changes.get(name), self.spread))
             for name, found in self.errors.items()
         ]
-        heads = ("predicted by", "mean error, scaled", "change of the chunks, of their spread")
+        heads = ("predicted by", "mean error, scaled", "change of the chunks, as share of spread")
         found = html.listed(self.findings() or ["Nothing stands out."])
         return html.card("Open loop", facts, html.table(heads, rows), found)
 
@@ -256,18 +256,18 @@ class OpenLoop:
                 said.append(
                     f"The error ({own:.3g}) is no smaller than that of {how} "
                     f"({self.errors[name].mean:.3g}): the policy has not learnt this recording, or "
-                    "is shown it otherwise than in training."
+                    "its inputs differ from those in training."
                 )
         if BLIND in self.errors and self.errors[BLIND].mean <= own:
             said.append(
-                f"The policy is as good with black pictures ({self.errors[BLIND].mean:.3g}) as "
+                f"The policy is as good with black images ({self.errors[BLIND].mean:.3g}) as "
                 f"with the recorded ones ({own:.3g}): what it sees does not help it."
             )
         return said
 
     def _unused(self) -> list[str]:
         return [
-            f"The chunks hardly change with {_cause(name)}: by {change:.2g}, where they spread by "
+            f"The chunks hardly change with {_cause(name)}: by {change:.2g}, while they spread by "
             f"{self.spread:.2g}."
             for name, change in self.changes.items()
             if name != AGAIN and change <= _HARDLY * self.spread
@@ -279,12 +279,12 @@ class OpenLoop:
             together, ratio = self.correlation[d], self.spread_ratio[d]
             if together is not None and together <= _AGAINST:
                 said.append(
-                    f"Action '{name}' runs against the recorded one (correlation {together:.2f}): "
+                    f"Action '{name}' moves against the recorded one (correlation {together:.2f}): "
                     "compare signs and frames of reference."
                 )
             if ratio is not None and not _SPREAD[0] <= ratio <= _SPREAD[1]:
                 said.append(
-                    f"Action '{name}' spreads {ratio:.3g} times as far as the recorded one: "
+                    f"Action '{name}' varies {ratio:.3g} times as much as the recorded one: "
                     "compare units (degrees, radians; metres, millimetres), and statistics."
                 )
         return said
@@ -304,7 +304,7 @@ def without(camera: str) -> str:
 
 
 def _cause(name: str) -> str:
-    causes = {BLIND: "all pictures black", TOLD: "another task's prompt", STILL: "the mean state"}
+    causes = {BLIND: "all images black", TOLD: "another task's prompt", STILL: "the mean state"}
     return causes.get(name, f"camera '{name.removeprefix('without ')}' black")
 
 

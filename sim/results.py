@@ -110,10 +110,10 @@ class Evaluation:
     def _repr_html_(self) -> str:
         facts: dict[str, object] = {"episodes": len(self.episodes)}
         if self.episodes:
-            steps = f"{self.mean_length:.1f} on average, {self.fps} a second"
+            steps = f"{self.mean_length:.1f} on average, {self.fps} per second"
             facts |= {"success": self.success, "steps": steps}
         if self.failures:
-            facts["simulator failed"] = f"{len(self.failures)} starts, which count for nothing"
+            facts["simulator failed"] = f"{len(self.failures)} starts, which are not counted"
         pieces = []
         for what, rates in (
             ("task", {task: part.success for task, part in self.by_task.items()}),

@@ -70,8 +70,8 @@ class Suite:
         """
         if repeated := [task for task, times in Counter(tasks).items() if times > 1]:
             raise ValueError(
-                f"Task {repeated} of suite '{self.name}' is named more than once, which would "
-                "count its episodes as often; name it once."
+                f"Task {repeated} of suite '{self.name}' is named more than once, so its episodes "
+                "would count more than once; name it once."
             )
         if unknown := [task for task in tasks if task not in self.tasks]:
             raise ValueError(f"Suite '{self.name}' has no task {unknown}, only {list(self.tasks)}.")
@@ -96,8 +96,9 @@ class Suite:
             raise ValueError(
                 f"{episodes} episodes of suite '{self.name}' are judged by seeds {seeds.start} … "
                 f"{seeds.stop - 1}, and recordings begin with seed {self.recorded_from} "
-                "(recorded_from), so policies would be judged by what they may have learnt; ask "
-                f"for fewer, or leave the suite's first_seed out, which is {EVAL_SEEDS.start} then."
+                f"(recorded_from), so policies would be judged on starts they may have learnt "
+                f"from; ask for fewer, or leave out the suite's first_seed, which is "
+                f"{EVAL_SEEDS.start} then."
             )
         return seeds
 

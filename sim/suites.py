@@ -57,8 +57,9 @@ def _installed(name: str) -> Suite:
     found = named[0].load()
     if not isinstance(found, Suite):
         raise ValueError(
-            f"Entry point '{name}' of {ENTRY_POINTS}, {named[0].value}, is no Suite, it is "
-            f"{type(found).__name__}; let it name a variable that holds a sim.suite.Suite."
+            f"Entry point '{name}' of {ENTRY_POINTS}, {named[0].value}, is of type "
+            f"{type(found).__name__}, not Suite; let it name a variable that holds a "
+            f"sim.suite.Suite."
         )
     package = named[0].dist
     return found if package is None else replace(found, source=f"{package.name} {package.version}")
@@ -169,8 +170,8 @@ def _metaworld(name: str) -> Suite:
     plain = name.removesuffix("_paraphrase")
     if plain not in FAMILIES:
         raise ValueError(
-            f"Unknown suite '{name}'; choose one of {list(FAMILIES)}, or one with _paraphrase "
-            "behind the name, in which tasks are worded otherwise."
+            f"Unknown suite '{name}'; choose one of {list(FAMILIES)}, or append _paraphrase to "
+            "one, for other wordings of its tasks."
         )
     return suite(plain, paraphrased=name != plain)
 

@@ -184,5 +184,5 @@ def test_messages_that_are_explained_are_those_of_the_code():
 
 
 def test_a_message_that_nobody_says_is_found():
-    assert said("is no tracker; give …, each with :PROJECT if you like")
-    assert not said("is no tracker; take …, each with :PROJECT if you like")
+    assert said("is not a tracker; give …, optionally followed by :PROJECT")
+    assert not said("is not a tracker; take …, optionally followed by :PROJECT")

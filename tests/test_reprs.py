@@ -87,7 +87,7 @@ def plan(sources: int = 1) -> Plan:
 
 def test_a_dataset_tells_its_episodes_columns_cameras_and_tasks(dataset):
     shown = text_of(dataset._repr_html_())
-    assert "2, 19 frames at 20 a second" in shown
+    assert "2, 19 frames at 20 per second" in shown
     for name in (FRONT, WRIST, "observation.state", "x, y, z, grip", "lift the red block"):
         assert name in shown
     assert "frame_index" not in shown
@@ -150,7 +150,7 @@ def test_an_evaluation_tells_its_success_with_the_interval():
     found = evaluation()
     shown = text_of(found._repr_html_())
     assert "50.0 % (1/2, 95 % CI 9.5–90.5 %)" in shown
-    assert "1 starts, which count for nothing" in shown
+    assert "1 starts, which are not counted" in shown
     assert len(repr(evaluation(500))) < 200
     lost = replace(found, episodes=())
     assert "success" not in lost._repr_html_()
@@ -160,7 +160,7 @@ def test_an_open_loop_tells_errors_and_findings():
     found = open_loop()
     shown = text_of(found._repr_html_())
     assert f"policy {found.errors[POLICY].mean:.3g}" in shown
-    assert "as good with black pictures" in shown
+    assert "as good with black images" in shown
     assert len(repr(found)) < 200
 
 

@@ -168,7 +168,7 @@ def export_command(
     """
     console, path = Console(), own.find(path)
     if out.is_dir() and any(out.glob("*.safetensors*")):
-        raise ValueError(f"{out} holds safetensors already; give a directory without a model.")
+        raise ValueError(f"{out} already holds safetensors; give another directory.")
     with console.status("Verifying"):
         source = _open(path)
     held = {
@@ -177,7 +177,10 @@ def export_command(
         if name.startswith(f"{which}/")
     }
     if not held:
-        raise ValueError(f"{path} holds no {which}; `--which` takes what it was saved with.")
+        raise ValueError(
+            f"{path} has no '{which}' parameters; set `--which` to ema or params, whichever was "
+            "saved."
+        )
     arrays = {name: source.arrays[saved] for name, saved in held.items()}
     dtypes = {name: array.dtype.numpy_dtype for name, array in arrays.items()}
     split = split_state_dict_into_shards_factory(
@@ -215,7 +218,9 @@ def seal_command(path: Where) -> None:
     """
     path = own.find(path)
     if digests.is_sealed(path):
-        raise ValueError(f"{path} has digests already; `verify` compares its files with them.")
+        raise ValueError(
+            f"{path} already has digests; run `verify` to compare its files with them."
+        )
     digests.write_digests(path, digests.digest_files(path, digests.names(path)))
     Console().print(f"{path / digests.NAME}: written.", soft_wrap=True)
 
@@ -261,7 +266,7 @@ def push_command(
             scores = _evaluations(found.parent.parent)
         card = model_card(url, kind, config, step, scores, own_version(), dataset)
         page = push(folder, names, url, card, options, kind="model")
-    console.print(f"{page}: {path} is there; load_policy('{url}') acts with it.", soft_wrap=True)
+    console.print(f"Pushed {path} to {page}; load it with load_policy('{url}').", soft_wrap=True)
 
 
 def _stage(found: Path, folder: Path, whole: bool) -> None:

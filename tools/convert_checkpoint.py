@@ -40,14 +40,14 @@ def convert(policy: Policy, target: Path, to: str) -> None:
         return
     if to not in config.exports:
         raise ValueError(
-            f"A model of family '{config.family}' does not fit the format '{to}'; write it as "
+            f"Format '{to}' cannot hold a model of family '{config.family}'; convert it to "
             f"{' or '.join(['chiliad', *config.exports])}."
         )
     if config.compute.quantized and not config.adapted:
         raise ValueError(
             f"The policy's kernels at {config.compute.quantized!r} are quantised to "
-            f"{config.compute.quantized_kind}, which the format '{to}' cannot hold; convert the "
-            f"checkpoint it was made from."
+            f"{config.compute.quantized_kind}, which format '{to}' cannot hold; convert the "
+            "checkpoint that they were quantised from."
         )
     function_at(config.exports[to])(policy, target)
 
@@ -85,8 +85,9 @@ def main(
     console, compute = Console(stderr=True), policy.model.config.compute
     if compute.quantized and to != "chiliad":
         console.print(
-            f"Kernels at {compute.quantized!r} are in {compute.quantized_kind}; they were written "
-            f"as those numbers in f32, their adapters folded in.",
+            f"Kernels at {compute.quantized!r} were quantised to {compute.quantized_kind}; they "
+            "were written as f32 with the same values, and their adapters were merged into "
+            "them.",
             soft_wrap=True,
         )
     console.print(f"Wrote {target} ({to}).", soft_wrap=True)
@@ -95,7 +96,9 @@ def main(
 def _write_own(policy: Policy, target: Path) -> None:
     folder = target / "checkpoints"
     if held := steps(folder):
-        raise ValueError(f"{folder / str(held[0])} exists; give a directory without a run in it.")
+        raise ValueError(
+            f"{folder / str(held[0])} already exists; give a directory that holds no run."
+        )
     processor = None if policy.processor is None else to_json(_led(policy, policy.processor))
     config: Any = {"model": to_json(policy.model.config)}
     with CheckpointWriter(folder, config, {"processor": processor}) as writer:
@@ -111,9 +114,9 @@ def _led(policy: Policy, processor: Processor) -> Processor:
     chosen, robots = policy.embodiment, processor.embodiments
     if chosen and policy.model.config.embodiments is not None:
         raise ValueError(
-            f"Models of family '{policy.model.config.family}' tell robots apart by their order, so "
-            f"'{robots[chosen].name}' cannot be put first; leave out robot, and give it to what "
-            f"acts."
+            f"Models of family '{policy.model.config.family}' tell robots apart by their order, "
+            f"so '{robots[chosen].name}' cannot be put first; leave out robot here, and give it "
+            "when you load the converted policy."
         )
     return replace(processor, embodiments=(robots[chosen], *robots[:chosen], *robots[chosen + 1 :]))
 

@@ -130,9 +130,9 @@ def verify_command(path: StorePath) -> None:
         damaged = damaged_files
     else:
         raise FileNotFoundError(
-            f"{path}: has neither {DESCRIPTION} nor {CHECKSUMS}, so nothing says what its files "
-            "should hold; finish the conversion, or note a dataset's with "
-            "`python -m tools.data checksums`."
+            f"{path}: has neither {DESCRIPTION} nor {CHECKSUMS}, so its files cannot be "
+            "checked; finish the conversion of a frame store, or write a dataset's checksums "
+            "with `python -m tools.data checksums`."
         )
     with progress("Verifying", "MB") as report:
         found = list(damaged(folder, lambda done, total: report(done // 10**6, total // 10**6)))
@@ -265,8 +265,8 @@ def convert_command(
     """
     if data_format and to == "v3.0":
         raise ValueError(
-            f"--data-format is {data_format}, but only LeRobot v2.1 is turned into v3.0; make a "
-            "frame store."
+            f"--data-format is {data_format}, but only LeRobot v2.1 can be converted to v3.0; "
+            "make a frame store (--to store)."
         )
     console = _console(data_format)
     made = lake(options, console, [path], data_format=data_format)
@@ -277,7 +277,7 @@ def convert_command(
         console.print(f"{out}: LeRobot v3.0, {upgraded.num_frames} frames.", soft_wrap=True)
         return
     threads = running(in_threads(workers)) if workers and not options.chosen else nullcontext()
-    kept = "What is finished of the store is kept; the same command goes on from there."
+    kept = "The finished part of the store is kept; run the same command again to continue."
     with in_a_line(kept, writing=out), made as note, threads, progress("Decoding") as report:
         dataset = open_dataset(absolute(path))
         store = build_store(dataset, out, image_size, encoding, report, resize)
@@ -312,7 +312,7 @@ def push_command(
     card = dataset_card(url, kind, dataset, own_version())
     tag = str(json.loads(info.read_bytes())["codebase_version"])
     page = push(path, names, url, card, options, kind="dataset", tag=tag)
-    console.print(f"{page}: {path} is there; --data {url} reads it.", soft_wrap=True)
+    console.print(f"Pushed {path} to {page}; train on it with --data {url}.", soft_wrap=True)
 
 
 @app.command(name="fast")

@@ -99,7 +99,7 @@ def _run(config: DemoConfig, console: Console) -> dict[str, object]:
         trained = training.run(training.Paths(str(dataset), config.out), preset, console)
     if not trained.finished:
         raise KeyboardInterrupt
-    with stage("evaluate", f"Acting on {config.evaluations} held-out starts"):
+    with stage("evaluate", f"Evaluating on {config.evaluations} held-out starts"):
         policy = load_policy(config.out)
         suite = load_suite(f"tabletop-{config.task}")
         wanted = conditions(policy, BESIDE)
@@ -148,7 +148,9 @@ def _make_room(config: DemoConfig) -> None:
     mark = config.out / "demo.json"
     there = [path for path in config.out.iterdir() if path.name != LOCK_NAME]
     if there and not mark.is_file():
-        raise ValueError(f"{config.out} exists and is no earlier demo; choose another --out.")
+        raise ValueError(
+            f"{config.out} exists and is not the folder of an earlier demo; choose another --out."
+        )
     for path in there:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -160,7 +162,11 @@ def _make_room(config: DemoConfig) -> None:
 def main() -> None:
     """Command line."""
     config = tyro.cli(DemoConfig, prog="python -m tools.demo", description=__doc__)
-    with in_a_line("The next demo starts afresh, whatever the trainer offered.", config.out):
+    with in_a_line(
+        "The demo cannot be resumed, even if a line above mentions --resume; run it again from "
+        "the start.",
+        config.out,
+    ):
         run(config, Console())
 
 

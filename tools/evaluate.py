@@ -33,7 +33,7 @@ def main() -> None:
     arguments = current_options(sys.argv[1:], EvaluateConfig, steps="euler_steps")
     config = tyro.cli(EvaluateConfig, args=arguments, prog=_PROGRAM, description=__doc__)
     journal = config.out / JOURNAL
-    kept = f"{journal} keeps the finished episodes: the same command goes on from there."
+    kept = f"Finished episodes are kept in {journal}; run the same command again to continue."
     with in_a_line(kept, writing=config.out):
         run(config, Console())
 

@@ -243,8 +243,8 @@ def main(
     _check_path("--scaling", scaling, ".svg", ".png")
     if scaling is not None and (out or as_json or compile_best or explain):
         raise ValueError(
-            "--scaling draws its picture, with a table beside it, and nothing else; leave out "
-            "--out, --json, --compile and --explain."
+            "--scaling writes only a figure and its table; leave out --out, --json, --compile "
+            "and --explain."
         )
     task = make_task(run, cluster)
     if scaling is not None:
@@ -353,18 +353,16 @@ def _details(best: dict[str, Any], console: Console) -> None:
     step = best["step_seconds"]
     spent = ", ".join(f"{what} {s / step:.1%}" for what, s in best["parts"].items() if s)
     held = ", ".join(f"{what} {size / 2**30:.1f}" for what, size in best["memory"].items())
-    lines = [f"Of the first: {best['flops'] / 1e12:,.0f} TFLOP a GPU; its step is {spent}.",
-             f"It holds in GiB: {held}."]  # fmt: skip
+    lines = [f"First row: {best['flops'] / 1e12:,.0f} TFLOP per GPU; its step time: {spent}.",
+             f"Its memory in GiB: {held}."]  # fmt: skip
     if best["microbatches"] > 1:
-        lines.append(
-            f"On stages it takes --model.compute.pipeline.microbatches {best['microbatches']}."
-        )
+        lines.append(f"Train it with --model.compute.pipeline.microbatches {best['microbatches']}.")
     lines += [
         f"{c['kind']} along {c['axis']}: {c['bytes'] / 1e9:.2f} GB, {c['seconds'] * 1e3:.1f} ms."
         for c in best["collectives"]
     ]
     if best["epoch_hours"] is not None:
-        cost = "" if best["epoch_cost"] is None else f", costs {best['epoch_cost']:,.0f}"
+        cost = "" if best["epoch_cost"] is None else f" and costs {best['epoch_cost']:,.0f}"
         lines.append(f"An epoch takes {best['epoch_hours']:,.2f} h{cost}.")
     if exact := best.get("compiled"):
         sizes = ", ".join(f"{what} {size / 1e9:.2f} GB" for what, size in exact["sent"].items())
@@ -375,8 +373,9 @@ def _details(best: dict[str, Any], console: Console) -> None:
         )
     if program := best.get("explained"):
         lines.append(
-            f"By the kernels of its program the step is {program['step_seconds']:.3f} s, MFU "
-            f"{program['mfu']:.1%}; the plan has {step:.3f} s and {best['mfu']:.1%}."
+            "By the kernels of the compiled program, a step takes "
+            f"{program['step_seconds']:.3f} s, MFU {program['mfu']:.1%}; the plan predicts "
+            f"{step:.3f} s and {best['mfu']:.1%}."
         )
     minutes = best["save_every_seconds"] / 60
     lines.append(f"Save every {minutes:.0f} min; goodput {best['goodput']:.1%}.")
@@ -391,7 +390,7 @@ def _check_path(option: str, path: Path | None, *endings: str) -> None:
         raise ValueError(f"{option} is {path}; its name must end in {said}.")
     if not path.parent.is_dir():
         raise FileNotFoundError(
-            f"{option} is {path}, but there is no folder {path.parent}; make it."
+            f"{option} is {path}, but the folder {path.parent} does not exist; create it."
         )
 
 

@@ -62,7 +62,10 @@ def quantize(
     if pattern is None:
         pattern = str(require(config, "quantizable", "tools.quantize"))
     if config.compute.quantized:
-        raise ValueError(f"The policy is quantised already, at {config.compute.quantized!r}.")
+        raise ValueError(
+            f"The policy is already quantised, at {config.compute.quantized!r}; give the one "
+            "that it was quantised from."
+        )
     few = config.computing(
         quantized=pattern, quantized_kind=kind, quantized_activations=activations
     )
@@ -166,7 +169,9 @@ def main(
     console = Console(stderr=True)
     with in_a_line(writing=target):
         if observations is not None and calibrate is None:
-            raise ValueError("--observations is for --calibrate, which says of which dataset.")
+            raise ValueError(
+                "--observations needs --calibrate, the dataset that they are taken from."
+            )
         if family is not None:
             run_file(family)
         policy = load(source, options, dtype=dtype)

@@ -38,17 +38,16 @@ def main(config: RecordConfig, console: Console) -> None:
             rate = done / elapsed if elapsed else 0.0
             bar.update(task, completed=done, total=total, description="Recording", rate=rate)
 
-        with in_a_line("Finished episodes are kept; --resume goes on.", writing=config.out):
+        with in_a_line("Finished episodes are kept; continue with --resume.", writing=config.out):
             summary = record_dataset(config, progress)
     made = f"{config.out}: {summary['kept']} episodes, {summary['frames']} frames"
     if summary["tried"] is None:
-        console.print(f"{made}; the recording was whole already.")
+        console.print(f"{made}; the recording was already complete.")
         return
     lost = summary["tried"] - summary["kept"] - summary["failed"]
     console.print(
-        f"{made}; of "
-        f"{summary['tried']} tried, {lost} did not succeed and {summary['failed']} were lost with "
-        "their simulator, all of which were left out."
+        f"{made}; of {summary['tried']} episodes tried, {lost} did not succeed and "
+        f"{summary['failed']} were lost to simulator failures; all of these were left out."
     )
 
 

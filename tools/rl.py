@@ -62,7 +62,9 @@ def main() -> None:
         paths, config, population = parse(sys.argv[1:])
     with (
         Watchdog(paths.out, paths.stall_seconds),
-        in_a_line("--resume goes on from the last checkpoint, if there is one.", writing=paths.out),
+        in_a_line(
+            "--resume continues from the last checkpoint, if there is one.", writing=paths.out
+        ),
         leave_at_once(),
     ):
         run(paths, config, Console(), population)

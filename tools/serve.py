@@ -143,7 +143,7 @@ def run(config: ServeConfig, console: Console) -> int:
       ValueError, OSError: the checkpoint, token, certificate or address cannot be used.
     """
     if (config.checkpoint is None) == (config.replay is None):
-        raise ValueError("Give --checkpoint, or --replay with a dataset, and not both.")
+        raise ValueError("Give either --checkpoint, or --replay with a dataset.")
     token, tls = _token(config), _tls(config)
     reserve_descriptors(config.limits)
     for line in exposed(config):
@@ -185,14 +185,16 @@ def exposed(config: ServeConfig) -> list[str]:
     for file in filter(None, (config.token_file, config.private_key)):
         mode = file.stat().st_mode & 0o777
         if mode & 0o077:
-            said.append(f"{file} is open to other users (mode {mode:03o}); chmod 600 {file}")
+            said.append(
+                f"{file} is accessible to other users (mode {mode:03o}); run: chmod 600 {file}"
+            )
     if _is_loopback(config.host):
         return said
     if config.token_file is None:
-        said.append("Without --token-file, whoever reaches this address can use the policy.")
+        said.append("Without --token-file, anyone who can reach this address can use the policy.")
     if config.certificate is None:
-        sent = "pictures and actions" if config.token_file is None else "the token and pictures"
-        said.append(f"Without --certificate, {sent} can be read on their way through the network.")
+        sent = "images and actions" if config.token_file is None else "the token and images"
+        said.append(f"Without --certificate, {sent} cross the network unencrypted.")
     return said
 
 
@@ -224,7 +226,9 @@ async def _serve(
     scheme = "ws" if tls is None else "wss"
 
     def listening(port: int) -> None:
-        console.print(f"Listening on {scheme}://{config.host}:{port}; clients wait.")
+        console.print(
+            f"Listening on {scheme}://{config.host}:{port}; clients wait until it is ready."
+        )
 
     def ready(port: int, answers: Answers) -> None:
         expected = list(answers.metadata["inputs"])
@@ -249,7 +253,10 @@ def _token(config: ServeConfig) -> str | None:
 def _tls(config: ServeConfig) -> ssl.SSLContext | None:
     if config.certificate is None:
         if config.private_key is not None:
-            raise ValueError("--private-key needs --certificate, the file of its certificate.")
+            raise ValueError(
+                "--private-key is given without --certificate; give the certificate that "
+                "belongs to it."
+            )
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:

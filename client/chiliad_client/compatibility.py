@@ -32,14 +32,14 @@ def check_inputs(url: str, metadata: Mapping[str, Any], seen: Mapping[str, Any])
             continue
         if told.get("dtype") == "uint8" and not _is_picture(value):
             raise ValueError(
-                f"{url} reads '{key}' as uint8 [height, width, 3], but the robot sees "
-                f"{_kind(value)}; give the camera's picture as it is, RGB."
+                f"{url} reads '{key}' as uint8 [height, width, 3], but the robot gives "
+                f"{_kind(value)}; give the camera's image unchanged, in RGB."
             )
         shape = told.get("shape")
         length = shape[0] if isinstance(shape, (list, tuple)) and len(shape) == 1 else None
         if isinstance(length, int) and np.shape(value) != (length,):
             raise ValueError(
-                f"{url} reads '{key}' with {length} numbers, but the robot sees {_kind(value)}; "
+                f"{url} reads '{key}' with {length} numbers, but the robot gives {_kind(value)}; "
                 "the order and number of its joints must be those of the training data."
             )
 
@@ -49,8 +49,9 @@ def check_actions(url: str, metadata: Mapping[str, Any], dims: int) -> None:
     shape = _told(metadata.get("actions")).get("shape")
     if isinstance(shape, (list, tuple)) and shape and shape[-1] != dims:
         raise ValueError(
-            f"{url} answers actions of {shape[-1]} dims, but the robot's `hold` has {dims}; serve "
-            "a policy of this robot, or let `act` and `hold` take what the policy was trained on."
+            f"{url} answers with actions of {shape[-1]} dims, but the robot's `hold` has {dims}; "
+            "serve a policy for this robot, or let `act` and `hold` use the actions that the "
+            "policy was trained on."
         )
 
 
@@ -64,8 +65,8 @@ def continues(url: str, metadata: Mapping[str, Any], wanted: bool | None) -> boo
     offered = set(metadata.get("chunking") or ()) >= set(CONTROLS)
     if wanted and not offered:
         raise ValueError(
-            f"{url} continues no chunks; start it with --chunking guided (or trained), or leave "
-            "chunking out."
+            f"{url} does not continue chunks; start it with --chunking guided (or trained), or "
+            "leave chunking out."
         )
     return offered and wanted is not False
 

@@ -216,12 +216,12 @@ class Connection:
                 failures = 1 if self._opened > opened else failures + 1
                 self._lost(error)
             except InvalidURI as error:
-                self._break(f"{self.url} is no address of a server: {error}.")
+                self._break(f"{self.url} is not the address of a server: {error}.")
             except ValueError as error:
                 self._break(f"{self.url}: {error}")
             except Exception as error:
-                log.exception("%s: the connection cannot go on", self.url)
-                self._break(f"{self.url}: the connection failed ({error!r}); the log says how.")
+                log.exception("%s: the connection failed", self.url)
+                self._break(f"{self.url}: the connection failed ({error!r}); see the log.")
             finally:
                 self._set_session(None)
             if self._broken is None:
@@ -237,7 +237,7 @@ class Connection:
             close_timeout=_CLOSING_SECONDS,
             **self._options,
         ) as socket:
-            self._why = "it is reached, but has told nothing of its policy yet"
+            self._why = "it was reached, but has not sent its policy's metadata yet"
             try:
                 metadata = self._read(await socket.recv())  # comes when the policy is loaded
                 if self._jpeg is not None and "jpeg" not in metadata.get("pictures", ()):
@@ -279,12 +279,12 @@ class Connection:
 
     def _read(self, data: Any) -> dict[str, Any]:
         if isinstance(data, str):
-            raise ValueError(f"the server began with '{data:.200}'; is it a policy's server?")
+            raise ValueError(f"the server's first message is '{data:.200}'; is it a policy server?")
         try:
             return unpack(data)
         except ValueError as error:
             raise ValueError(
-                f"what came cannot be read, as {error}; is it a server of openpi's protocol?"
+                f"its message cannot be read, as {error}; does the server use openpi's protocol?"
             ) from None
 
     def _add(self, answer: ServerAnswer) -> None:
@@ -305,7 +305,7 @@ class Connection:
         status = error.response.status_code if isinstance(error, InvalidStatus) else None
         if code == _TOO_BIG:
             self._break(
-                f"{self.url} does not read messages of this size ({error}); send smaller pictures "
+                f"{self.url} does not accept messages of this size ({error}); send smaller images "
                 "or jpeg=90, or raise its --limits.message-bytes."
             )
         elif status in (401, 403):
@@ -314,7 +314,10 @@ class Connection:
                 "--token-file."
             )
         elif isinstance(error, ssl.SSLCertVerificationError):
-            self._break(f"{self.url} has a certificate that is not trusted ({error}); see tls.")
+            self._break(
+                f"{self.url} has a certificate that is not trusted ({error}); give a context that "
+                "trusts it as tls."
+            )
         else:
             late = f"no answer within {self._answer_within:g} s"
             why = str(error) or (late if isinstance(error, asyncio.TimeoutError) else repr(error))

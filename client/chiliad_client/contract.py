@@ -72,18 +72,20 @@ class LoopSettings:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.hz) and self.hz > 0):
-            raise ValueError(f"hz is {self.hz}; give ticks a second, above 0.")
+            raise ValueError(f"hz is {self.hz}; expected a number of ticks per second above 0.")
         if self.replan is not None and self.replan < 1:
-            raise ValueError(f"replan is {self.replan}; give steps, at least 1.")
+            raise ValueError(f"replan is {self.replan}; expected a number of steps of at least 1.")
         if self.overlap not in ("frozen", "latest", "average"):
             raise ValueError(f"overlap is '{self.overlap}'; give frozen, latest or average.")
         if self.chunking and self.overlap != "frozen":
             raise ValueError(
-                f"overlap is '{self.overlap}', but a server continues what it answered; "
-                "take 'frozen', or chunking=False."
+                f"overlap is '{self.overlap}', but with chunking the server continues its last "
+                "chunk unchanged; use overlap='frozen' or chunking=False."
             )
         if self.max_age is not None and self.max_age * self.hz < 1:
-            raise ValueError(f"max_age is {self.max_age} s, less than a tick at {self.hz} Hz.")
+            raise ValueError(
+                f"max_age is {self.max_age} s, which is less than one tick at {self.hz} Hz."
+            )
 
 
 class Command(NamedTuple):

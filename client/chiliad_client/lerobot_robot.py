@@ -74,8 +74,8 @@ class LeRobotRobot:
         blind = [name for name in self.action_names if name not in self.state_names]
         if blind and type(self).hold is LeRobotRobot.hold:
             raise ValueError(
-                f"The robot is told {blind}, which it does not observe, so nothing says what holds "
-                "it; make a class of LeRobotRobot with a `hold` of its own."
+                f"The robot's actions have {blind}, which it does not observe, so the command "
+                "that holds it is unknown; override `hold` in a subclass of LeRobotRobot."
             )
 
     def observe(self) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class SafetyLimits:
         if self.step is not None and np.any(np.asarray(self.step) <= 0):
             raise ValueError(f"step is {self.step}; give distances above 0.")
         if (self.box is None) != (self.forward is None):
-            raise ValueError("A box and `forward`, the kinematics that it bounds, need each other.")
+            raise ValueError("`box` bounds the result of `forward`; give both, or neither.")
         if self.box is not None:
             corners = np.asarray(self.box, np.float64)
             if corners.ndim != 2 or len(corners) != 2 or (corners[0] > corners[1]).any():
@@ -83,13 +83,13 @@ class SafetyLimits:
         d = int(np.argmax(beyond))
         if beyond[d] > 0:
             raise ValueError(
-                f"Action dim {d} holds the robot at {rest[d]:g}, {away[d]:g} out of its range and "
-                "further than a step; move the robot by hand, or widen the range."
+                f"Action dim {d} holds the robot at {rest[d]:g}, {away[d]:g} outside its range "
+                "and further than one step; move the robot by hand, or widen the range."
             )
         held = self._ranged(rest)
         if not self._inside(held, seen):
             raise ValueError(
-                f"The robot stands at {np.asarray(self._place(held, seen))}, outside the box "
+                f"The robot is at {np.asarray(self._place(held, seen))}, outside the box "
                 f"{self.box}; move it by hand, or widen the box."
             )
 
@@ -104,7 +104,8 @@ class SafetyLimits:
         """
         if not (np.isfinite(wanted).all() and np.isfinite(rest).all()):
             raise ValueError(
-                f"The robot was to be sent {wanted}, held by {rest}; both must be finite."
+                f"The action to send is {wanted} and the action that holds the robot is {rest}; "
+                "both must be finite."
             )
         by = []
         action = self._ranged(wanted)
@@ -135,8 +136,8 @@ class SafetyLimits:
         place = np.asarray(self._place(action, seen), np.float64)
         if place.shape != self.box[0].shape:
             raise ValueError(
-                f"`forward` gives {list(place.shape)} numbers, but the box has "
-                f"{list(self.box[0].shape)}; both are of the same space."
+                f"`forward` returns shape {list(place.shape)}, but the corners of the box have "
+                f"shape {list(self.box[0].shape)}; they must be equal."
             )
         return bool((place >= self.box[0]).all() and (place <= self.box[1]).all())
 

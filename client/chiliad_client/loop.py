@@ -117,7 +117,7 @@ class ControlLoop:
             try:
                 self._hold_at_once()
             except Exception:
-                log.exception("the robot was sent nothing that holds it")
+                log.exception("no command to hold the robot could be sent")
             raise
         finally:
             if self.recorder is not None:
@@ -179,8 +179,8 @@ class ControlLoop:
         shape = rest.shape if self._last is None else self._last.shape
         if rest.ndim != 1 or not rest.size or rest.shape != shape or not np.isfinite(rest).all():
             raise ValueError(
-                f"The robot's `hold` gives {rest!r:.80}; give the numbers [a] of an action that "
-                "keeps it where it is."
+                f"The robot's `hold` returned {rest!r:.80}; return the numbers [a] of an action "
+                "that keeps it where it is."
             )
         return rest
 
@@ -212,8 +212,8 @@ class ControlLoop:
         fault = chunk_fault(answer.content.get("actions"), dims)
         if fault is not None:
             raise ValueError(
-                f"{self.server.url} answered {sorted(answer.content)}, whose actions {fault}; is "
-                "it a policy of this robot?"
+                f"{self.server.url} answered {sorted(answer.content)}, whose actions {fault}; "
+                "does it serve a policy for this robot?"
             )
         self._answered = True
         self._totals["answers"] += 1
@@ -255,8 +255,8 @@ class ControlLoop:
             mode, wanted = "act", planned.action
         if wanted.shape != rest.shape:
             raise ValueError(
-                f"`stop` gives {list(wanted.shape)} numbers, but `hold` {list(rest.shape)}; both "
-                "are actions of the robot."
+                f"`stop` returned shape {list(wanted.shape)}, but `hold` returned "
+                f"{list(rest.shape)}; both must return an action of the robot."
             )
         sent, by = self.limits.applied(wanted, rest, self._seen)
         if mode != "act" or planned is None:
@@ -319,7 +319,7 @@ class ControlLoop:
         try:
             held = limits.applied(rest, rest, self._seen)
         except Exception:
-            log.exception("the robot is held without its box, for `forward` fails")
+            log.exception("the robot is held without its box, because `forward` failed")
             held = replace(limits, box=None, forward=None).applied(rest, rest, self._seen)
         self.robot.act(held.action)
 

@@ -92,7 +92,7 @@ class EpisodeRecorder:
         if not self._places.acquire(blocking=False):
             self._dropped += 1
             if self._dropped == 1:
-                log.warning("%s: the disk lags; ticks are left out and counted", self.folder)
+                log.warning("%s: the disk is too slow; ticks are dropped and counted", self.folder)
             return
         self._queue.put(_Tick(seen, command, seconds))
 
@@ -123,7 +123,7 @@ class EpisodeRecorder:
                 if self._failed is None:
                     self._take(item)
             except Exception as error:
-                log.exception("%s: the recording cannot go on", self.folder)
+                log.exception("%s: the recording failed", self.folder)
                 self._failed = error
                 with suppress(Exception):
                     if self._file is not None:

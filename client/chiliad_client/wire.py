@@ -110,4 +110,4 @@ def _unpacked(content: dict[Any, Any]) -> Any:
             raise TypeError(f"an array of {dtype}")
         return np.frombuffer(content[b"data"], dtype).reshape(content[b"shape"])
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"an array is not one: {error}") from None
+        raise ValueError(f"an array is malformed: {error}") from None

@@ -63,7 +63,7 @@ def edit_dataset(
         if begun == json.loads(json.dumps(_about(plans, limits))):
             return plans
     if in_place and old.exists():
-        raise ValueError(f"{old}: is there from an edit before; delete or rename it first.")
+        raise ValueError(f"{old}: is left over from an earlier edit; delete or rename it first.")
     if not in_place and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out}: already exists and is not empty; choose another path.")
     if in_place and edit.splits:

@@ -28,7 +28,7 @@ class FileJournal:
     def __init__(self, path: Path, about: Any) -> None:
         if not path.exists() and path.parent.exists() and any(path.parent.iterdir()):
             raise ValueError(
-                f"{path.parent}: is in the way and holds nothing that an edit began; rename or "
+                f"{path.parent}: is in the way and has files but no journal of an edit; rename or "
                 "delete it."
             )
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ class FileJournal:
         except BlockingIOError:
             self._held.close()
             raise ValueError(
-                f"{path.parent}: another process is at this edit; wait for it."
+                f"{path.parent}: another process is making this edit; wait until it ends."
             ) from None
         except BaseException:
             self._held.close()
@@ -73,8 +73,8 @@ class FileJournal:
             raise ValueError(f"{path}: is damaged ({error}); delete the folder.") from None
         if lines and lines[0] != about:
             raise ValueError(
-                f"{path.parent}: holds what another edit has begun; finish that by its own "
-                "command, or delete the folder."
+                f"{path.parent}: holds another unfinished edit; finish it with that command, or "
+                "rename or delete the folder."
             )
         self._lines = lines[1:]
         with path.open("wb") as file:

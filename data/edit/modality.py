@@ -42,10 +42,10 @@ def write_edited_modality(source: LeRobotDataset, names: Mapping[str, str], root
     if all(now.get(name) == name for name in source.features):
         (root / MODALITY).write_bytes(file.read_bytes())
         return
-    told = read_json(file, where, "correct it, or take it away")
+    told = read_json(file, where, "correct or delete it")
     for kind, part in {"file": told, **(told if isinstance(told, dict) else {})}.items():
         if not isinstance(part, dict):
-            raise DatasetError(where, kind, "is no JSON object; correct it, or take it away.")
+            raise DatasetError(where, kind, "is not a JSON object; correct it, or delete the file.")
     found = {
         kind: _renamed(part, _USUAL[kind], now, source) if kind in _USUAL else part
         for kind, part in told.items()

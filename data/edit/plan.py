@@ -165,10 +165,11 @@ def _chosen(edit: Edit, count: int) -> list[int]:
     lost = sorted(set(edit.order) - set(kept))
     if lost:
         raise ValueError(
-            f"order names episode {lost[0]}, which is not kept; leave it out of one of the two."
+            f"order names episode {lost[0]}, which the edit removes; delete it "
+            "from order, or keep the episode."
         )
     if not kept:
-        raise ValueError(f"The edit leaves none of {count} episodes; keep at least one.")
+        raise ValueError(f"The edit removes all {count} episodes; keep at least one.")
     first = set(edit.order)
     return [*edit.order, *(number for number in kept if number not in first)]
 
@@ -183,30 +184,35 @@ def _splits(edit: Edit, chosen: list[int]) -> dict[str, list[int]]:
         try:
             plain_name(name)
         except ValueError as error:
-            raise ValueError(f"split {error}; name it otherwise.") from None
+            raise ValueError(f"split {error}; choose another name.") from None
         if name in found:
-            raise ValueError(f"split '{name}' is named twice; give each a name of its own.")
+            raise ValueError(f"split '{name}' is named twice; give each split its own name.")
         if isinstance(said, float):
             if not 0 < said <= 1:
                 raise ValueError(
-                    f"split '{name}' has the share {said:g}; give one above 0 and up to 1."
+                    f"split '{name}' has share {said:g}; give a share above 0 and at most 1."
                 )
             stop = min(len(chosen), at + max(1, int(said * len(chosen) + 1e-9)))
             found[name], at = chosen[at:stop], stop
         else:
             named = set(said)
             if lost := sorted(named - known):
-                raise ValueError(f"split '{name}' names episode {lost[0]}, which is not kept.")
+                raise ValueError(
+                    f"split '{name}' names episode {lost[0]}, which does not exist or is removed "
+                    "by the edit; leave it out of the split."
+                )
             found[name] = [number for number in chosen if number in named]
         if not found[name]:
-            raise ValueError(f"split '{name}' has no episode; give it some or leave it out.")
+            raise ValueError(f"split '{name}' has no episodes; give it some or leave it out.")
         if twice := taken & set(found[name]):
             raise ValueError(f"Episode {min(twice)} is in two splits; name it once.")
         taken |= set(found[name])
     if all(isinstance(said, float) for _, said in edit.splits):
         total = sum(float(said) for _, said in edit.splits if isinstance(said, float))
         if total > 1 + 1e-9:
-            raise ValueError(f"The shares of the splits are {total:g} in all; give at most 1.")
+            raise ValueError(
+                f"The shares of the splits add up to {total:g}; give at most 1 in total."
+            )
         if total > 1 - 1e-9:  # left over by rounding
             found[edit.splits[-1][0]] += chosen[at:]
     return found
@@ -239,7 +245,7 @@ def _task_names(sources: Sequence[LeRobotDataset], edit: Edit) -> dict[str, str]
         if old not in told:
             raise ValueError(
                 f"There is no task {short(old)} to rename, only {short(sorted(told))}; give its "
-                "text letter for letter."
+                "exact text."
             )
     return dict(edit.task_names)
 
@@ -258,8 +264,8 @@ def _part(
     stop = length if stop is None else stop
     if not 0 <= first < stop <= length:
         raise ValueError(
-            f"Episode {number} has frames 0 to {length - 1}; of these trim keeps {first} to "
-            f"{stop - 1}, keep at least one that is there."
+            f"Episode {number} has frames 0 to {length - 1}, but trim keeps {first} to {stop - 1}; "
+            "keep at least one frame, and only frames that exist."
         )
     if own == fps:
         whole = (first, stop) == (0, length)
@@ -281,8 +287,8 @@ def _rate(sources: Sequence[LeRobotDataset], edit: Edit) -> float:
         return rates[0]
     if not 0 < edit.fps <= rates[0]:
         raise ValueError(
-            f"fps is {edit.fps:g}, but a dataset has {rates[0]:g}; frames can be left out and not "
-            f"made, give a rate up to {rates[0]:g}."
+            f"fps is {edit.fps:g}, but a dataset has {rates[0]:g}; frames can be left out but not "
+            f"added, so give a rate above 0 and at most {rates[0]:g}."
         )
     return int(edit.fps) if edit.fps == int(edit.fps) else edit.fps
 
@@ -315,11 +321,11 @@ def _names(sources: Sequence[LeRobotDataset], edit: Edit) -> tuple[dict[str, str
         twice = [name for name in called if called.count(name) > 1]
         if twice:
             raise ValueError(
-                f"{source.root}: would have two columns '{twice[0]}'; choose another name, or "
-                "drop one of them."
+                f"{source.root}: would have two columns named '{twice[0]}'; choose another name, "
+                "or drop one of them."
             )
         if not kept:
-            raise ValueError(f"{source.root}: no column and no camera is left; drop fewer.")
+            raise ValueError(f"{source.root}: no columns or cameras would be left; drop fewer.")
         found.append(dict(zip(called, kept, strict=True)))
     return tuple(found)
 
@@ -343,19 +349,19 @@ def _features(
                 raise DatasetError(
                     source.path("meta/info.json"),
                     f"feature '{name}'",
-                    f"is of dtype {short(feature['dtype'])}, which is not edited; drop it.",
+                    f"has dtype {short(feature['dtype'])}, which cannot be edited; drop it.",
                 )
         for unlike in _unlike(first, features):
             raise ValueError(
                 f"{sources[0].root} and {source.root} cannot be joined: {unlike}; rename or drop "
-                "it, or join others."
+                "it, or join other datasets."
             )
         robots = {sources[0].robot_type, source.robot_type}
         if len(robots) > 1 and not edit.robot:
             raise ValueError(
                 f"{sources[0].root} shows the robot {short(sources[0].robot_type)} and "
-                f"{source.root} {short(source.robot_type)}; give a name for both with robot, if "
-                "they are one."
+                f"{source.root} {short(source.robot_type)}; if they are the same robot, name it "
+                "with robot."
             )
     require_one_numbering(sources, names, first)
     return {
@@ -373,16 +379,19 @@ def _encoded(
     about = feature.get("info") or feature.get("video_info") or {}
     if about.get("video.is_depth_map") or about.get("is_depth_map"):
         raise ValueError(
-            f"'{name}' is a camera of depth, whose values would be lost if it were encoded again; "
-            "drop it, or change neither codec nor fps."
+            f"'{name}' is a depth camera, whose values would be lost by encoding it again; drop "
+            "it, or leave codec and fps as they are."
         )
     size = picture_shape(feature)
     if size is None:
-        raise ValueError(f"'{name}' has the shape {short(feature['shape'])}, which is no picture.")
+        raise ValueError(
+            f"'{name}' has shape {short(feature['shape'])}, which is not the shape of an image; "
+            "drop it, or leave codec and fps as they are."
+        )
     if size[0] % 2 or size[1] % 2:
         raise ValueError(
-            f"'{name}' has pictures of {size[0]} × {size[1]} pixels, and a video needs even "
-            "numbers; change neither codec nor fps, or drop it."
+            f"'{name}' has images of {size[0]} × {size[1]} pixels, but a video needs even numbers; "
+            "drop it, or leave codec and fps as they are."
         )
     return {**video_feature((*size, 3)), "info": video_info(size, fps, encoding.codec)}
 
@@ -395,15 +404,15 @@ def _unlike(first: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]
             continue
         a, b = first[name], other[name]
         if a["dtype"] != b["dtype"]:
-            yield f"'{name}' is {a['dtype']} in the one and {b['dtype']} in the other"
+            yield f"'{name}' is {a['dtype']} in one and {b['dtype']} in the other"
         shapes = [picture_shape(f) if f["dtype"] in VISUAL else tuple(f["shape"]) for f in (a, b)]
         if shapes[0] != shapes[1]:
-            yield f"'{name}' has shape {shapes[0]} in the one and {shapes[1]} in the other"
+            yield f"'{name}' has shape {shapes[0]} in one and {shapes[1]} in the other"
         labels = [_labels(f) for f in (a, b)]
         if a["dtype"] not in VISUAL and None not in labels and labels[0] != labels[1]:
             yield (
-                f"the dimensions of '{name}' are {short(labels[0])} in the one and "
-                f"{short(labels[1])} in the other"
+                f"the dimensions of '{name}' are {short(labels[0])} in one and {short(labels[1])} "
+                "in the other"
             )
 
 
@@ -432,6 +441,6 @@ _BREAKS = {"Cc", "Zl", "Zp", "Cs"}
 def _require_text(text: str) -> None:
     if not text.strip() or _BREAKS.intersection(map(unicodedata.category, text)):
         raise ValueError(
-            f"A task would be {short(text)}; give an instruction without line breaks and control "
-            "characters."
+            f"A task would become {short(text)}; give an instruction that is not empty and has no "
+            "line breaks or control characters."
         )

@@ -53,9 +53,9 @@ def require_one_numbering(
     for source, table in zip(sources, tables, strict=True):
         if table != tables[0]:
             raise ValueError(
-                f"{sources[0].root} and {source.root} cannot be joined: their {FILE} differ, whose "
-                f"texts '{counts[0]}' may count; rename the column that counts them {INDEX}, or "
-                "take the tables away if none does."
+                f"{sources[0].root} and {source.root} cannot be joined: their {FILE} differ, and "
+                f"column '{counts[0]}' may number the texts in it; if a column does, rename it to "
+                f"{INDEX}, otherwise delete the tables."
             )
 
 

@@ -215,7 +215,8 @@ class _Rows:
                 raise DatasetError(
                     source.path(source.metadata.tasks_file),
                     f"task_index {index}",
-                    f"of episode {source.episode_numbers[part.episode]} has no text; add the line.",
+                    f"is the task of episode {source.episode_numbers[part.episode]} but has no "
+                    "text; add its instruction.",
                 )
             texts[index] = source.tasks[index]
         lost = set(texts.values()) - {texts[k] for k in np.unique(kept).tolist()}
@@ -248,7 +249,7 @@ def _require_forward(source: LeRobotDataset, part: Part, times: np.ndarray) -> N
         raise DatasetError(
             source.file(part.episode),
             "column 'timestamp'",
-            f"goes back from {kept[back[0]]:g} s to {kept[back[0] + 1]:g} s behind frame "
+            f"goes back from {kept[back[0]]:g} s to {kept[back[0] + 1]:g} s after frame "
             f"{first + int(back[0])} of episode {source.episode_numbers[part.episode]}; leave the "
             "episode out, or trim it.",
         )
@@ -357,8 +358,8 @@ def _require_same(plan: EditPlan, root: Path, camera: str, entries: list[dict[st
                 raise DatasetError(
                     entry["from"],
                     "packets",
-                    "give other pictures when they are joined with others; encode them again "
-                    "with a codec.",
+                    "decode to different images once joined with other videos; give a codec, which "
+                    "encodes them again.",
                 )
 
 

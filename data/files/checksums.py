@@ -90,12 +90,12 @@ def as_sums(found: object) -> Sums:
       ValueError: the content is something else; names the entry.
     """
     if not isinstance(found, dict):
-        raise ValueError(f"{short(found)} is no list of files")
+        raise ValueError(f"{short(found)} is not a list of files")
     for name, said in found.items():
         file_within(name)
         pair = isinstance(said, list) and len(said) == 2
         if not pair or type(said[0]) is not int or said[0] < 0 or not is_sha256(said[1]):
-            raise ValueError(f"{short(said)} is no size and SHA-256 of {short(name)}")
+            raise ValueError(f"{short(said)} is not the size and SHA-256 of {short(name)}")
     return {name: (size, digest) for name, (size, digest) in found.items()}
 
 
@@ -169,7 +169,7 @@ def _damage(folder: Folder, name: str, size: int, digest: str, large: str) -> Da
     try:
         actual = folder.size(name)
         if actual != size:
-            return Damage(name, f"has {actual} bytes of the {size} it was written with")
+            return Damage(name, f"has {actual} bytes, but was written with {size}")
         passing = bool(large) and name.startswith(f"{large}/")
         with at_hand(folder, name) if passing else nullcontext(folder.local(name)) as path:
             if sha256(path) != digest:

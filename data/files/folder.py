@@ -171,7 +171,8 @@ class HubFolder:
 
     def put(self, path: Path, name: str) -> None:
         raise ValueError(
-            f"{self.path(name)}: the hub is only read from; write to a folder and use `hf upload`."
+            f"{self.path(name)}: the hub is only read from; write to a local folder, then use "
+            "`hf upload`."
         )
 
     def path(self, name: str) -> Path | str:
@@ -258,7 +259,7 @@ class BucketFolder:
                 with room(about["size"] or 0), replacing(path) as partial:
                     self._files.get_file(remote, str(partial))
                     if (size := partial.stat().st_size) != (about["size"] or size):
-                        raise OSError(f"{size} of {about['size']} bytes came")
+                        raise OSError(f"{size} bytes arrived, expected {about['size']}")
         return path
 
 
@@ -266,7 +267,7 @@ def _open_hub(url: str) -> HubFolder:
     parts = url.removeprefix("hf://").removeprefix("datasets/").strip("/").split("/")
     name, _, revision = parts[1].partition("@") if len(parts) > 1 else ("", "", "")
     if not (parts[0] and name):
-        raise ValueError(f"{url}: expected hf://organisation/name, with @revision if need be.")
+        raise ValueError(f"{url}: expected hf://organisation/name, optionally with @revision.")
     repository, commit = f"{parts[0]}/{name}", unquote(revision) or "main"
     folder = "/".join(parts[2:])
     about: dict[str, Any] = {"repo_type": "dataset", "revision": commit}
@@ -317,7 +318,7 @@ def _inside(url: str, name: str) -> str:
         raise DatasetError(
             url,
             f"name {short(name)}",
-            f"{error}; correct the file that gives it, or leave this dataset alone.",
+            f"{error}; correct the file that names it, or do not use this dataset.",
         ) from None
 
 
@@ -339,7 +340,9 @@ def _storage_errors(file: Path | str) -> Iterator[None]:
         raise _missing(file) from None
     except OSError as error:
         raise DatasetError(
-            file, "file", f"cannot be reached ({error}); see to connection and access, try again."
+            file,
+            "file",
+            f"cannot be reached ({error}); check the connection and your access, then try again.",
         ) from error
 
 
@@ -349,15 +352,20 @@ def _hub_errors(file: Path | str) -> Iterator[None]:
         yield
     except hub_errors.GatedRepoError:
         raise DatasetError(
-            file, "access", "is granted by its owner only; ask on its page, then `hf auth login`."
+            file,
+            "access",
+            "needs its owner's approval; request it on the dataset's page, then run `hf auth "
+            "login`.",
         ) from None
     except hub_errors.RepositoryNotFoundError:
         raise MissingFileError(
-            file, "repository", "is not on the hub, or private; check the name, or `hf auth login`."
+            file,
+            "repository",
+            "is not on the hub, or is private; check the name, or run `hf auth login`.",
         ) from None
     except hub_errors.RevisionNotFoundError:
         raise MissingFileError(
-            file, "revision", "is not in the repository; name a branch, tag or commit of it."
+            file, "revision", "is not in the repository; give a branch, tag or commit that is."
         ) from None
     except hub_errors.LocalEntryNotFoundError as error:
         raise MissingFileError(

@@ -22,4 +22,4 @@ def read_json(path: Path, file: Path | str, remedy: str) -> Any:
         return json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
         reason = str(error).partition(";")[0]  # what follows is advice to programmers
-        raise DatasetError(file, "file", f"is no JSON ({reason}); {remedy}.") from None
+        raise DatasetError(file, "file", f"is not valid JSON ({reason}); {remedy}.") from None

@@ -26,8 +26,8 @@ def require_pixels(width: int, height: int) -> None:
     """Raises ValueError if an image is larger than `MOST_PIXELS`."""
     if width * height > MOST_PIXELS:
         raise ValueError(
-            f"it is {width}x{height} pixels, more than the {MOST_PIXELS >> 20} megapixels that are "
-            "read; make it smaller"
+            f"it has {width}x{height} pixels, more than the limit of {MOST_PIXELS >> 20} "
+            "megapixels; make it smaller"
         )
 
 
@@ -53,6 +53,6 @@ def room_for(file: Path | str, count: int, shape: Sequence[int]) -> UInt8[np.nda
         raise DatasetError(
             file,
             "frames",
-            f"{count} pictures of {shape[1]}x{shape[0]} pixels do not fit into memory; leave the "
-            "episode out or make the pictures smaller.",
+            f"{count} images of {shape[1]}x{shape[0]} pixels do not fit into memory; leave the "
+            "episode out or make the images smaller.",
         ) from None

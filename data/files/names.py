@@ -33,8 +33,8 @@ def file_within(name: object) -> str:
     """
     if not isinstance(name, str) or not is_within(name):
         raise ValueError(
-            f"{short(name)} is no name of a file inside the folder (absolute, or with '..', empty "
-            "or overlong parts, backslashes or control characters)"
+            f"{short(name)} is not the name of a file inside the folder (it is absolute, or has "
+            "'..', empty or overlong parts, backslashes or control characters)"
         )
     return name
 
@@ -60,8 +60,8 @@ def plain_name(name: object) -> str:
         or (4 * len(name) > LONGEST_NAME and len(name.encode()) > LONGEST_NAME)
     ):
         raise ValueError(
-            f"{short(name)} is no name for files to have (empty, over {LONGEST_NAME} bytes, or "
-            "with '/', '\\', '..' or control characters)"
+            f"{short(name)} cannot be used as a file name (it is empty, over {LONGEST_NAME} bytes, "
+            "or has '/', '\\', '..' or control characters)"
         )
     return name
 
@@ -100,7 +100,7 @@ def _parsed(
     template: object, fields: tuple[str, ...], kinds: tuple[type, ...]
 ) -> tuple[tuple[str, str | None], ...]:
     if not isinstance(template, str) or len(template) > _LONGEST_PATH:
-        raise ValueError(f"{short(template)} is no template of a file's name")
+        raise ValueError(f"{short(template)} is not a template for file names")
     return _parsed_text(template, fields, kinds)
 
 
@@ -118,7 +118,10 @@ def _parsed_text(
             and (not spec or (kind_of[field] is int and _NUMBER.fullmatch(spec)))
         )
         if not known or _GLOB.search(text):
-            raise ValueError(f"{short(template)} has more than {', '.join(fields)} to fill in")
+            raise ValueError(
+                f"{short(template)} has a wildcard, or placeholders other than "
+                f"{', '.join(fields)} (numbers may have a format such as :03d)"
+            )
         found.append((text, field))
     return tuple(found)
 

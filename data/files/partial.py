@@ -29,6 +29,6 @@ def require_leftover(partial: Path, *, whole: bool = False) -> None:
     others = _OF_OTHERS[1:] if whole else _OF_OTHERS
     if named - _UNMARKED or any((partial / name).exists() for name in others):
         raise ValueError(
-            f"{partial}: is in the way and holds what another command has begun; finish that by "
-            "its own command, or rename or delete the folder."
+            f"{partial}: is in the way and holds the unfinished work of another command; finish it "
+            "with that command, or rename or delete the folder."
         )

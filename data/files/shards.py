@@ -132,8 +132,8 @@ def require_room(folder: Folder, name: str, size: int) -> None:
     limit = cache_limit()
     if limit is not None and isinstance(folder, BucketFolder) and size > limit:
         raise ValueError(
-            f"{folder.path(name)}: has {size} bytes, more than the {limit} that the cache may hold "
-            f"by {VARIABLE}; raise it."
+            f"{folder.path(name)}: has {size} bytes, more than the {limit} that {VARIABLE} allows "
+            "the cache; raise it."
         )
 
 

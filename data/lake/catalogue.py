@@ -69,8 +69,8 @@ class Catalogue:
         strange = _is_file(self._folder) or any(map(self._folder.list, ("*", "*/*")))
         if not self.exists and strange:
             raise ValueError(
-                f"{url}: holds something, but no {MARK}, so it is no catalogue; give an empty "
-                "folder, or one that a command with --catalogue has made."
+                f"{url}: is a file, or a folder that is not empty and has no {MARK}, so it is not "
+                "a catalogue; give an empty folder, or one that a command made with --catalogue."
             )
 
     def begin(self) -> None:
@@ -115,8 +115,8 @@ class Catalogue:
         """
         if not self.exists:
             raise FileNotFoundError(
-                f"{self.url}: there is no catalogue; name it to the command that makes a dataset "
-                "(--catalogue), or add one that is there."
+                f"{self.url}: there is no catalogue yet; give --catalogue to a command that makes "
+                "a dataset, or --add an existing one."
             )
         found = [row for name in self._folder.list("*.parquet") for row in self._read(name)]
         return sorted(found, key=lambda version: version.made)
@@ -138,7 +138,7 @@ class Catalogue:
             raise DatasetError(
                 file,
                 "table",
-                f"is no table of a catalogue ({first_line(error)}); take the file away.",
+                f"is not a table of a catalogue ({first_line(error)}); remove the file.",
             ) from None
         return [DatasetVersion(**row | {"parents": tuple(row["parents"] or ())}) for row in rows]
 
@@ -155,8 +155,8 @@ def find(versions: Sequence[DatasetVersion], what: str) -> DatasetVersion:
         ):
             return version
     raise ValueError(
-        f"The catalogue has no version '{what}'; give a path, a name, or 4 or more digits of a "
-        "digest, as it lists them."
+        f"The catalogue has no version '{what}'; give a path, a name, or at least 4 digits of a "
+        "digest from its list."
     )
 
 

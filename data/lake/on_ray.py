@@ -51,8 +51,8 @@ class WorkTally:
     def __str__(self) -> str:
         nodes = ", ".join(f"{node}: {count}" for node, count in sorted(self.nodes.items()))
         return (
-            f"{self.units} units of work on {len(self.nodes)} nodes ({nodes}); {self.redone} begun "
-            f"again after a worker or node was lost, {self.failed} tried again after an error."
+            f"{self.units} units of work on {len(self.nodes)} nodes ({nodes}); {self.redone} "
+            f"restarted after a worker or node was lost, {self.failed} retried after an error."
         )
 
 
@@ -146,16 +146,16 @@ def _require_answer(address: str) -> None:
 
 def _nobody(address: str, error: Exception) -> ValueError:
     return ValueError(
-        f"There is no Ray at --ray-address {address} that lets this process in "
-        f"({str(error).splitlines()[0]}); begin one with `ray start --head`, or give --ray for a "
-        "Ray of this machine's own."
+        f"Cannot connect to Ray at --ray-address {address} ({str(error).splitlines()[0]}); start "
+        "it with `ray start --head`, or give --ray to run Ray on this machine alone."
     )
 
 
 def _stranger(address: str) -> ValueError:
     return ValueError(
-        f"Ray at --ray-address {address} asks for its token; set RAY_AUTH_MODE=token, and "
-        "RAY_AUTH_TOKEN to the cluster's, which `ray start --head` keeps in ~/.ray/auth_token."
+        f"Ray at --ray-address {address} requires a token; set RAY_AUTH_MODE=token, and "
+        "RAY_AUTH_TOKEN to the cluster's token, which `ray start --head` keeps in "
+        "~/.ray/auth_token."
     )
 
 
@@ -216,7 +216,7 @@ def _ray() -> Any:
         import ray.util.scheduling_strategies
     except ImportError:
         raise ValueError(
-            "Ray is not installed, so nothing can be done on a cluster; "
-            "`pip install -e '.[ray]'` in Chiliad's repository."
+            "Ray is not installed, so nothing can run on a cluster; run `pip install -e '.[ray]'` "
+            "in Chiliad's repository."
         ) from None
     return ray

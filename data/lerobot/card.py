@@ -23,9 +23,9 @@ def dataset_card(url: str, licence: str, dataset: Dataset, version: str) -> str:
     begin = np.searchsorted(runs.episode, np.arange(len(dataset.lengths)))
     told = Counter(dataset.prompts[task][0] for task in runs.task[begin].tolist())
     facts = [
-        ("Robot", dataset.robot_type or "not told"),
+        ("Robot", dataset.robot_type or "unknown"),
         ("Episodes", len(dataset.lengths)),
-        ("Frames", f"{dataset.lengths.sum()} at {dataset.fps:g} a second"),
+        ("Frames", f"{dataset.lengths.sum()} at {dataset.fps:g} per second"),
         ("Cameras", ", ".join(dataset.cameras) or "none"),
         ("Written by", f"Chiliad {version}"),
     ]

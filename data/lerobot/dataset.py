@@ -143,7 +143,7 @@ class LeRobotDataset:
         """
         column, lengths = self._telling, self.lengths
         if column is None:
-            raise ValueError(f"{self.root}: no column tells subtasks.")
+            raise ValueError(f"{self.root}: no column holds subtasks.")
         if column == subtasks.ANNOTATIONS:
             cells = (self._rows.cells(int(place), column) for place in self._chosen)
             return subtasks.of_annotations(lengths, self.fps, cells)
@@ -293,8 +293,8 @@ class LeRobotDataset:
         length = int(self.lengths[i])
         if len(at) and not 0 <= at.min() <= at.max() < length:
             raise IndexError(
-                f"{self.root}: episode {i} has {length} frames; of {at.min()} to {at.max()} some "
-                "are not there."
+                f"{self.root}: episode {i} has {length} frames; of frames {at.min()} to "
+                f"{at.max()}, some do not exist."
             )
         if self._is_stored(camera):
             return decode(self.folder, *self._cells(i, camera), at)
@@ -324,7 +324,7 @@ class LeRobotDataset:
             raise MissingFileError(
                 self.folder.path(self.metadata.listing),
                 f"camera '{camera}'",
-                f"episode {number} has no video of it; leave the camera or the episode out.",
+                f"episode {number} has no video from it; leave the camera or the episode out.",
             )
         name, start = self.metadata.video(place, camera)
         return self.folder.local(name), start

@@ -215,16 +215,16 @@ class GrowingDataset:
             raise ValueError(f"{self.root / JOURNAL}: is damaged ({error}).") from None
         if header != self._header:
             raise ValueError(
-                f"{self.root}: {_difference(header, self._header)}; go on with the options it was "
-                "begun with, or choose another folder."
+                f"{self.root}: {_difference(header, self._header)}; continue with the options that "
+                "it was started with, or choose another folder."
             )
         listed = 0
         while (self.root / self._name(_EPISODES, listed)).exists():
             listed += 1
         if listed > len(entries):
             raise ValueError(
-                f"{self.root / JOURNAL}: tells of {len(entries)} episodes, but {listed} are there; "
-                "it was damaged, take the dataset as it is or record it again."
+                f"{self.root / JOURNAL}: lists {len(entries)} episodes, but {listed} are there: it "
+                "was damaged; use the dataset as it is, or record it again."
             )
         self._remove(listed)
         self._size = sum(len(line) + 1 for line in lines[: 1 + listed])
@@ -275,4 +275,4 @@ def _difference(header: Any, other: Any) -> str:
             if isinstance(before, dict) and isinstance(now, dict):
                 return _difference(before, now)
             return f"was recorded with {name} {before!r}, but now it is {other.get(name)!r}"
-    return "was recorded otherwise"
+    return "was recorded with other options"

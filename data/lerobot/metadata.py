@@ -74,7 +74,8 @@ def read_info(folder: Folder) -> dict[str, Any]:
         raise MissingFileError(
             path,
             "file",
-            f"is missing, so {folder.url} is no LeRobot dataset; give the folder that holds meta/.",
+            f"is missing, so {folder.url} is not a LeRobot dataset; give the folder that holds "
+            "meta/.",
         )
     info = read_json(folder.local(_INFO), path, "copy it again")
     version = info.get("codebase_version") if isinstance(info, dict) else None
@@ -95,7 +96,7 @@ def read_info(folder: Folder) -> dict[str, Any]:
     for field, good, what in (
         ("fps", is_fps(info.get("fps")), "a positive number"),
         ("features", _are_features(info.get("features")), "features with a dtype and a shape"),
-        ("total_episodes", info.get("total_episodes") != 0, "not 0, for the dataset is empty"),
+        ("total_episodes", info.get("total_episodes") != 0, "at least one episode"),
     ):
         if not good:
             raise DatasetError(
@@ -186,8 +187,8 @@ def _no_template(
     return DatasetError(
         folder.path(_INFO),
         field,
-        f"is {short(info.get(field))}, expected a template of {', '.join(fields)} for files inside "
-        f"the dataset ({error}); copy the file again, or leave this dataset alone.",
+        f"is {short(info.get(field))}, expected a template with {', '.join(fields)} for files "
+        f"inside the dataset ({error}); copy the file again, or do not use this dataset.",
     )
 
 

@@ -54,7 +54,7 @@ class CopiedVideos:
             raise DatasetError(
                 path,
                 "file",
-                f"cannot be copied ({str(error).splitlines()[0]}); it was cut off or damaged, "
+                f"cannot be copied ({str(error).splitlines()[0]}): it was cut off or damaged; "
                 "copy or encode it again.",
             ) from None
 
@@ -124,11 +124,13 @@ def _whole(path: Path, packets: list[Packet], frames: int) -> list[Packet]:
         raise DatasetError(
             path,
             "frames",
-            f"holds {len(sound)} whole frames of {max(frames, len(packets))}; it was cut off or "
-            "damaged, copy or encode it again.",
+            f"holds only {len(sound)} intact frames of {max(frames, len(packets))}: it was cut off "
+            "or damaged; copy or encode it again.",
         )
     if not packets[0].is_keyframe:
         raise DatasetError(
-            path, "frame 0", "is no keyframe, so nothing can precede it; encode the video again."
+            path,
+            "frame 0",
+            "is not a keyframe, so no other video can be put before it; encode the video again.",
         )
     return packets

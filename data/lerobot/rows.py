@@ -132,7 +132,7 @@ class ParquetRows:
             self._folder.path("data"),
             "files",
             f"hold {rows} rows, but {self._metadata.listing} lists {self._metadata.lengths.sum()}; "
-            "some episode is stored twice, remove one of the two files.",
+            "an episode is stored twice, so remove one of the two files.",
         )
 
     def counts_frames(self, file: int) -> bool:
@@ -270,8 +270,8 @@ class ParquetRows:
             raise DatasetError(
                 self.path(file),
                 f"column '{_EPISODE}'",
-                f"holds {first} to {last}, expected {number} in every row as the file's name "
-                "tells; renumber the rows or the file.",
+                f"holds {first} to {last}, expected {number} in every row as the file's name says; "
+                "renumber the rows or the file.",
             )
 
     def _incomplete(self, episode: int, there: int) -> DatasetError:
@@ -279,8 +279,8 @@ class ParquetRows:
         return DatasetError(
             self._folder.path(self._metadata.listing),
             "column 'length'" if self._metadata.wanders else "key 'length'",
-            f"episode {number} has length {length}, but the data files hold {there} rows of it "
-            f"(as its {_EPISODE} tells); the dataset is incomplete, copy or record it again.",
+            f"episode {number} has length {length}, but the data files hold {there} rows of it (by "
+            f"its {_EPISODE}), so the dataset is incomplete; copy or record it again.",
         )
 
 

@@ -45,19 +45,22 @@ def telling_column(
         raise DatasetError(
             info,
             f"feature '{asked}'",
-            f"is to tell subtasks but is not there, only {', '.join(features)}; name one of them.",
+            f"should hold subtasks but does not exist, only {', '.join(features)}; name one of "
+            "these.",
         )
     dtype, shape = features[asked]["dtype"], tuple(features[asked]["shape"])
     if asked != ANNOTATIONS and (arrow_type(dtype) is None or shape not in ((), (1,))):
         raise DatasetError(
             info,
             f"feature '{asked}'",
-            f"is {dtype} {list(shape)}, which tells no subtasks; name a column of texts, or of "
+            f"is {dtype} {list(shape)}, which cannot hold subtasks; name a column of texts, or of "
             f"whole numbers whose texts {FILE} holds.",
         )
     if dtype != "string" and asked != ANNOTATIONS and not folder.exists(FILE):
         raise DatasetError(
-            folder.path(FILE), "file", f"is missing, but '{asked}' counts its texts; copy it."
+            folder.path(FILE),
+            "file",
+            f"is missing, but '{asked}' refers to its texts; copy the file.",
         )
     return asked
 
@@ -75,7 +78,8 @@ def read_texts(folder: Folder) -> tuple[str, ...]:
         raise DatasetError(
             file,
             "columns",
-            f"are {table.column_names}, expected {INDEX} and one of texts; write it again.",
+            f"are {table.column_names}, expected {INDEX} and one column of texts; write the file "
+            "again.",
         )
     numbers = to_numpy(file, INDEX, table[INDEX], {"dtype": "int64", "shape": (1,)}).reshape(-1)
     values = to_numpy(file, texts[0], table[texts[0]], {"dtype": "string", "shape": (1,)})
@@ -84,12 +88,14 @@ def read_texts(folder: Folder) -> tuple[str, ...]:
             file,
             f"column '{INDEX}'",
             f"is {short(numbers.tolist())}, expected 0 to {len(numbers) - 1} in order; LeRobot "
-            "finds a text by its row, write the table again.",
+            "finds a text by its row, so write the table again.",
         )
     found = tuple(str(text) for text in values.reshape(-1))
     for number, text in enumerate(found):
         if not text.strip():
-            raise DatasetError(file, f"{INDEX} {number}", "has an empty text; write its words.")
+            raise DatasetError(
+                file, f"{INDEX} {number}", "has an empty text; write the subtask's text."
+            )
     return found
 
 

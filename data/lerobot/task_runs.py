@@ -94,7 +94,8 @@ def _text(tasks: Mapping[int, str], index: int, file: object, episode: int) -> s
         raise DatasetError(
             str(file),
             f"task_index {index}",
-            f"of episode {episode} has no text (there are {_some(sorted(tasks))}); add the row.",
+            f"is the task of episode {episode} but has no text (there are {_some(sorted(tasks))}); "
+            "add its instruction.",
         )
     return tasks[index]
 

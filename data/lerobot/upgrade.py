@@ -89,8 +89,8 @@ def _write(
         raise DatasetError(
             dataset.path("meta/info.json"),
             f"feature '{unknown[0]}'",
-            f"is of dtype '{features[unknown[0]]['dtype']}', which is not converted; "
-            "remove it from info.json to leave it out.",
+            f"has dtype '{features[unknown[0]]['dtype']}', which cannot be converted; remove it "
+            "from info.json to leave it out.",
         )
     episodes = EpisodeTable(root, features)
     stored = {n: f for n, f in features.items() if f["dtype"] != "video"}
@@ -169,7 +169,8 @@ def _columns(
         raise DatasetError(
             dataset.path(dataset.metadata.tasks_file),
             f"task_index {unknown[0]}",
-            f"of episode {dataset.episode_numbers[i]} has no text; add the line.",
+            f"is the task of episode {dataset.episode_numbers[i]} but has no text; add its "
+            "instruction.",
         )
     return columns | {
         "timestamp": (steps / dataset.fps).astype(np.float32),

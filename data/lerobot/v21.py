@@ -46,7 +46,8 @@ class MetadataV21:
             raise DatasetError(
                 folder.path(self.listing),
                 "episode_index, length",
-                "are negative or beyond any episode's, or one is listed twice; correct the lines.",
+                "are negative or impossibly large, or an episode is listed twice; correct the "
+                "lines.",
             )
         self.texts = table["tasks"].combine_chunks()
         self.num_data_files = len(self.numbers)
@@ -102,7 +103,7 @@ def _read_lines(folder: Folder, name: str, kinds: Mapping[str, pa.DataType]) -> 
         raise DatasetError(
             file,
             "file",
-            f"is no JSON lines of {', '.join(kinds)} ({str(error).splitlines()[0]}); "
+            f"does not hold JSON lines of {', '.join(kinds)} ({str(error).splitlines()[0]}); "
             "correct the line or copy the file again.",
         ) from None
     empty = [key for key in kinds if key != "tasks" and table[key].null_count]
@@ -110,6 +111,6 @@ def _read_lines(folder: Folder, name: str, kinds: Mapping[str, pa.DataType]) -> 
         raise DatasetError(
             file,
             f"key '{(empty or list(kinds))[0]}'",
-            f"is missing in a line, or there is none in {len(table)} lines; copy the file again.",
+            f"is missing in one or more of {len(table)} lines; copy the file again.",
         )
     return table

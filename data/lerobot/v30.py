@@ -96,7 +96,7 @@ class MetadataV30:
                 file,
                 "column 'task'",
                 f"is missing (there are {table.column_names}, expected task_index and the text as "
-                "'task' or pandas index); copy the file again.",
+                "'task' or as the pandas index); copy the file again.",
             )
         indices = to_numpy(file, "task_index", table["task_index"], BOOKKEEPING["task_index"])
         texts = to_numpy(file, text, table[text], {"dtype": "string", "shape": (1,)})
@@ -190,6 +190,6 @@ def _listed(folder: Folder, pattern: str) -> list[str]:
         raise MissingFileError(
             folder.path(top),
             f"*{rest}",
-            "no such file is there; copy or record the dataset again.",
+            "there is no such file; copy or record the dataset again.",
         )
     return files

@@ -78,7 +78,8 @@ class DatasetWriter:
         self._made = BOOKKEEPING | ({INDEX: BOOKKEEPING["task_index"]} if subtasks else {})
         if taken := [name for name in self._made if name in self.features]:
             raise ValueError(
-                f"Feature '{taken[0]}' is a column that the writer makes; name it otherwise."
+                f"Feature '{taken[0]}' is a column that the writer adds itself; choose another "
+                "name."
             )
         self._columns = {n: self.features[n] for n in self._given} | self._made
         self._limits = {"data": data_megabytes, "video": video_megabytes}
@@ -232,7 +233,7 @@ class DatasetWriter:
         if len(subtasks) != expected or not all(text.strip() for text in subtasks):
             raise ValueError(
                 f"Episode {self.num_episodes} has {len(subtasks)} subtasks, expected {expected}: "
-                "one for every frame, none empty, where the writer is made with subtasks."
+                "one non-empty text per frame if the writer was made with subtasks, else none."
             )
 
     def _check(
@@ -248,7 +249,7 @@ class DatasetWriter:
             if given != expected:
                 raise ValueError(
                     f"{where} has {what} {sorted(given)}, but the features declare "
-                    f"{sorted(expected)}; give each of them and no other."
+                    f"{sorted(expected)}; give exactly those."
                 )
         length = _length(next(iter({**columns, **frames}.values()), ()))
         if length == 0:
@@ -279,10 +280,10 @@ def _require_free(path: Path, resume: bool) -> None:
         if resume:
             return
         raise ValueError(
-            f"{path}: already exists and is not empty but holds a recording that was cut off; go "
-            "on with it by --resume (in Python, resume=True), or choose another path."
+            f"{path}: already exists and holds a recording that was cut off; continue it with "
+            "--resume (in Python, resume=True), or choose another path."
         )
-    more = ", and holds nothing to resume" if resume else ""
+    more = " but holds nothing to resume" if resume else ""
     raise ValueError(
         f"{path}: already exists and is not empty{more}; choose another path or delete it."
     )
@@ -293,7 +294,7 @@ def _require_robot(name: str | None) -> None:
     try:
         plain_name(name or "unknown")
     except ValueError as error:
-        raise ValueError(f"Robot {error}; name it otherwise.") from None
+        raise ValueError(f"Robot {error}; choose another name.") from None
 
 
 def _checked(name: str, feature: Mapping[str, Any]) -> dict[str, Any]:
@@ -301,9 +302,11 @@ def _checked(name: str, feature: Mapping[str, Any]) -> dict[str, Any]:
     try:
         plain_name(name)
     except ValueError as error:
-        raise ValueError(f"Feature {error}; name it otherwise.") from None
+        raise ValueError(f"Feature {error}; choose another name.") from None
     if name in BOOKKEEPING:
-        raise ValueError(f"Feature '{name}' is a column that the writer makes; name it otherwise.")
+        raise ValueError(
+            f"Feature '{name}' is a column that the writer adds itself; choose another name."
+        )
     if dtype == "video":
         if len(shape) != 3 or shape[2] != 3 or shape[0] % 2 or shape[1] % 2:
             raise ValueError(

@@ -215,13 +215,13 @@ def _check(feed: Feed, processor: Processor) -> None:
         )
     if frames.image_size != processor.image_size:
         raise ValueError(
-            f"{frames.name}: its pictures have {frames.image_size} pixels a side, but the model "
+            f"{frames.name}: its images have {frames.image_size} pixels a side, but the model "
             f"takes {processor.image_size}; convert the dataset at that size."
         )
     if processor.chat and frames.resize != processor.resize:
         raise ValueError(
-            f"{frames.name}: its pictures were fitted as '{frames.resize}', but the policy sees "
-            f"them '{processor.resize}'; convert the dataset with --resize {processor.resize}."
+            f"{frames.name}: its images were resized as '{frames.resize}', but the policy expects "
+            f"'{processor.resize}'; convert the dataset with --resize {processor.resize}."
         )
     if absent:
         raise ValueError(

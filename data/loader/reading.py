@@ -31,7 +31,7 @@ class RetryingReader:
 
     def __init__(self, tries: int = 3, seconds: float = 1.0, skip: bool = False) -> None:
         if tries < 1:
-            raise ValueError(f"tries is {tries}; reading takes at least 1.")
+            raise ValueError(f"tries is {tries}; give at least 1.")
         self._tries, self._seconds, self._skip = tries, seconds, skip
         self._given_up: set[str] = set()
 
@@ -73,7 +73,7 @@ class RetryingReader:
     def _give_up(self, error: DatasetError | OSError) -> None:
         if _file(error) not in self._given_up:
             self._given_up.add(_file(error))
-            _log.warning("%s Its samples are skipped where this happens.", error)
+            _log.warning("%s Samples that cannot be read because of this are skipped.", error)
 
 
 def _file(error: DatasetError | OSError) -> str:

@@ -31,30 +31,32 @@ def read_kept(file: str, lengths: Int64[np.ndarray, " e"]) -> KeptFrames:
     """
     path = Path(file)
     if not path.is_file():
-        raise FileNotFoundError(f"{file}: no such file of frames; correct 'frames'.")
+        raise FileNotFoundError(f"{file}: this file of frames does not exist; correct 'frames'.")
     try:
         value = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file}: is no JSON ({error}); write it again.") from None
+        raise ValueError(f"{file}: is not valid JSON ({error}); write it again.") from None
     if not isinstance(value, dict) or not isinstance(value.get("keep"), dict):
-        raise ValueError(f"{file}: has no table 'keep'; write it with `tools.data idle --json`.")
+        raise ValueError(
+            f"{file}: has no table 'keep'; write it with `python -m tools.data idle --json`."
+        )
     counts = {"episodes": len(lengths), "frames": int(lengths.sum())}
     for name, count in counts.items():
         if value.get(name) != count:
             raise ValueError(
-                f"{file}: is of a dataset with {short(value.get(name))} {name}, but this one has "
-                f"{count}; find its own with `tools.data idle --json`."
+                f"{file}: was made for a dataset with {short(value.get(name))} {name}, but this "
+                f"one has {count}; make a new one with `python -m tools.data idle --json`."
             )
     if value.get("lengths", same := digest_of_lengths(lengths)) != same:
         raise ValueError(
-            f"{file}: is of a dataset with as many frames, but episodes of other lengths, as "
-            "before an edit; find this one's with `tools.data idle --json`."
+            f"{file}: was made for a dataset with as many frames but other episode lengths, such "
+            "as this one before an edit; make a new one with `python -m tools.data idle --json`."
         )
     keep = {str(i): [[0, length]] for i, length in enumerate(lengths.tolist())}
     for episode, ranges in value["keep"].items():
         if episode not in keep or not _fits(ranges, keep[episode][0][1]):
             raise ValueError(
-                f"{file}: keep says {short(ranges)} of episode {short(episode)}; expected ranges "
+                f"{file}: keep has {short(ranges)} for episode {short(episode)}; expected ranges "
                 "[first, stop) within it, in order."
             )
         keep[episode] = ranges

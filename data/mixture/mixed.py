@@ -138,9 +138,9 @@ def check_dims(robot: str, kept: Scales, states: int, actions: int) -> None:
     for what, scale, dims in (("state", kept.state, states), ("action", kept.actions, actions)):
         if len(scale.offset) != dims:
             raise ValueError(
-                f"embodiment '{robot}': the kept statistics have {len(scale.offset)} {what} dims, "
-                f"but its data {dims}; choose the columns that the policy was trained with, or "
-                "give no --statistics."
+                f"embodiment '{robot}': the given statistics have {len(scale.offset)} {what} dims, "
+                f"but its data has {dims}; choose the columns that the policy was trained with, or "
+                "leave --statistics out."
             )
 
 
@@ -184,8 +184,9 @@ def _split(
     training, held_out = (np.intersect1d(x, chosen) for x in split_episodes(frames, holdout, seed))
     if not len(training) or not len(held_out):
         raise ValueError(
-            f"{path}: of the {len(chosen)} episodes chosen {len(held_out)} would be held out; "
-            "choose more episodes, another data.holdout, or 0 to hold none out."
+            f"{path}: of the {len(chosen)} chosen episodes, {len(held_out)} would be held out, but "
+            "some must be held out and some left; choose more episodes, another data.holdout, or 0 "
+            "to hold none out."
         )
     return training, held_out
 

@@ -126,7 +126,9 @@ def read_mixture(data: str | Path, consent: Consent = remembered) -> Mixture:
     try:
         value = (json.loads if path.suffix == ".json" else tomllib.loads)(path.read_text())
     except (json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ValueError(f"{path}: is no {path.suffix[1:].upper()} ({error}); fix it.") from None
+        raise ValueError(
+            f"{path}: is not valid {path.suffix[1:].upper()} ({error}); fix it."
+        ) from None
     mixture = from_json(Mixture, value, str(path))
 
     def beside(name: str) -> str:
@@ -157,9 +159,9 @@ def _agreed(path: Path, config: DatasetConfig, consent: Consent) -> DatasetConfi
         )
     if not consent(path, found):
         raise ValueError(
-            f"{path}: names '{found.function}' of {found.file} as a transform, a program that runs "
-            f"with your rights; look at it, then give --trust (in Python, consent=always of "
-            f"data.mixture.trust)."
+            f"{path}: names '{found.function}' of {found.file} as a transform, which is code that "
+            "runs with your permissions; read it, then give --trust (in Python, consent=always of "
+            "data.mixture.trust)."
         )
     return replace(config, transform_sha256=found.content)
 
@@ -246,7 +248,7 @@ def _robots(mixture: Mixture, known: Sequence[Known]) -> dict[str, RobotConfig]:
     if not set(robots) <= set(names) or len(robots) < len(mixture.embodiments):
         raise ValueError(
             f"embodiments lists {[robot.name for robot in mixture.embodiments]}, but the datasets "
-            f"show {sorted(set(names))}; list each of them at most once and no other."
+            f"show {sorted(set(names))}; list each of those at most once, and no others."
         )
     for config, dataset, name in zip(mixture.datasets, known, names, strict=True):
         robot = robots.get(name, RobotConfig(name))
@@ -283,7 +285,8 @@ def _require_names(robot: RobotConfig) -> None:
             plain_name(camera)
     except ValueError as error:
         raise ValueError(
-            f"embodiment {short(robot.name)}: {error}; give it and its cameras other names."
+            f"embodiment {short(robot.name)}: {error}; rename the embodiment or the camera that "
+            "has this name."
         ) from None
 
 
@@ -296,8 +299,8 @@ def _reading(
         )
     if config.every < 1:
         raise ValueError(
-            f"{config.path}: every is {config.every}; give 1 to draw samples of all frames, 2 of "
-            "every second …"
+            f"{config.path}: every is {config.every}; give 1 to draw samples at every frame, 2 at "
+            "every second frame, and so on."
         )
     absent = [name for name in (*config.state, *config.actions) if name not in known.columns]
     if absent or not config.state or not config.actions:
@@ -308,8 +311,8 @@ def _reading(
     if config.weights and not in_file(config.weights) and known.columns.get(config.weights) != 1:
         single = [name for name, size in known.columns.items() if size == 1]
         raise ValueError(
-            f"{config.path}: weights is '{config.weights}', but its columns of one number a frame "
-            f"are {single}; name one of those, or a .json file of weights."
+            f"{config.path}: weights is '{config.weights}', but its columns with one number per "
+            f"frame are {single}; name one of those, or a .json file of weights."
         )
     step = 1.0 if robot.seconds is None else robot.seconds / horizon * known.fps
     increments = _by_column(config, known, robot)
@@ -338,7 +341,7 @@ def _cameras(config: DatasetConfig, known: Known, robot: RobotConfig) -> tuple[s
     if wrong or not found:
         raise ValueError(
             f"{config.path}: cameras is {given}, where {wrong or 'all'} are unknown or missing; "
-            f"give for cameras of embodiment '{robot.name}' ({', '.join(robot.cameras)}) those of "
+            f"map cameras of embodiment '{robot.name}' ({', '.join(robot.cameras)}) to cameras of "
             f"the dataset ({', '.join(known.cameras)})."
         )
     return tuple(found.get(name) for name in robot.cameras)
@@ -373,8 +376,8 @@ def _chosen(config: DatasetConfig, known: Known) -> Episodes:
     for first, last in config.episodes:
         if not 0 <= first < last <= known.episodes:
             raise ValueError(
-                f"{config.path}: episodes has the range [{first}, {last}]; there are episodes "
-                f"0 to {known.episodes - 1}, and the last of a range is not included."
+                f"{config.path}: episodes has the range [{first}, {last}]; there are episodes 0 to "
+                f"{known.episodes - 1}, and a range does not include its end."
             )
         kept[first:last] = True
     return np.flatnonzero(kept)

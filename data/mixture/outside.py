@@ -106,8 +106,8 @@ def require_near(found: Sequence[Outside], where: str) -> None:
             for x in far
         )
         raise ValueError(
-            f"The statistics in {where} are not of this data: {dims}. Leave these dims out (a "
-            "mixture's columns or a transform), give the robot's units that the statistics have, "
+            f"The statistics in {where} do not fit this data: {dims}. Leave these dims out (a "
+            "mixture's columns or a transform), convert the data to the units of the statistics, "
             "or train without --statistics, on the data's own."
         )
 

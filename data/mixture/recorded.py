@@ -77,9 +77,9 @@ def read_recorded(
     """
     if reading.increments:
         raise ValueError(
-            f"{config.path}: increments are summed over steps of {reading.step:g} frames, which is "
-            "done in training alone; leave 'seconds' and 'increments' of the embodiment out, or "
-            "give a dataset with the policy's own rate."
+            f"{config.path}: increments are summed over steps of {reading.step:g} frames, which "
+            "only training does; leave out 'seconds' and 'increments' of the embodiment, or give a "
+            "dataset at the policy's own rate."
         )
     states, actions = read_joined(dataset, episode, (config.state, config.actions))
     last, ahead = len(states) - 1, np.array(reading.ahead)

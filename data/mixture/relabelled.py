@@ -242,8 +242,9 @@ class Transform:
         kept = [x.shape[:-1] for x in made]
         if kept != [state.shape[:-1], actions.shape[:-1]]:
             raise ValueError(
-                f"{self.file}: {self.function} made arrays of shape {[x.shape for x in made]} of a "
-                f"state {state.shape} and actions {actions.shape}; only the last axis may change."
+                f"{self.file}: {self.function} returned arrays of shape {[x.shape for x in made]} "
+                f"for a state of {state.shape} and actions of {actions.shape}; only the last axis "
+                "may change."
             )
         return made[0], made[1]
 
@@ -265,18 +266,20 @@ def read_wordings(file: str, empty: str, prompts: Wordings) -> Wordings:
         return known
     path = Path(file)
     if not path.is_file():
-        raise FileNotFoundError(f"{file}: no such file of paraphrases; correct 'prompts'.")
+        raise FileNotFoundError(
+            f"{file}: this file of paraphrases does not exist; correct 'prompts'."
+        )
     try:
         more = json.loads(path.read_text())
     except json.JSONDecodeError as error:
-        raise ValueError(f"{file}: is no JSON ({error}); fix it.") from None
+        raise ValueError(f"{file}: is not valid JSON ({error}); fix it.") from None
     if not (isinstance(more, dict) and all(_are_texts(texts) for texts in more.values())):
         raise ValueError(f"{file}: expected a table with a list of texts for each instruction.")
     told = {wording for wordings in known for wording in wordings}
     if not told & set(more):
         raise ValueError(
-            f"{file}: knows none of the dataset's instructions ({sorted(told)[:3]}, …) but "
-            f"{sorted(more)[:3]}, …; its keys must be the instructions, letter for letter."
+            f"{file}: has none of the dataset's instructions ({sorted(told)[:3]}, …), only "
+            f"{sorted(more)[:3]}, …; its keys must be exactly those instructions."
         )
     return tuple(
         tuple(dict.fromkeys([*wordings, *(t for w in wordings for t in more.get(w, ()))]))

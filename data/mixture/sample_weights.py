@@ -47,15 +47,15 @@ def sample_weights(
         raise DatasetError(
             file,
             field,
-            f"says {found[worst]:g} of episode {episode}, frame {frame}; give 0 or more to each, "
-            "and 0 to those never to be drawn.",
+            f"is {found[worst]:g} for episode {episode}, frame {frame}; give each frame 0 or more, "
+            "and 0 if it should never be drawn.",
         )
     drawn = np.repeat(np.isin(np.arange(len(lengths)), chosen), lengths)
     if not (within := found[drawn]).any():
         raise DatasetError(
             file,
             field,
-            "is 0 of all frames chosen; give some of them more, or leave the dataset out.",
+            "is 0 for all chosen frames; give some of them more, or leave the dataset out.",
         )
     return None if np.ptp(within) == 0 else np.where(drawn, found, 0.0)
 
@@ -90,11 +90,11 @@ def streamed_column(dataset: Dataset) -> Column:
 def _read_file(file: str, lengths: Int64[np.ndarray, " e"]) -> Float64[np.ndarray, " n"]:
     path = Path(file)
     if not path.is_file():
-        raise FileNotFoundError(f"{file}: no such file of weights; correct 'weights'.")
+        raise FileNotFoundError(f"{file}: this file of weights does not exist; correct 'weights'.")
     try:
         value = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:
-        raise DatasetError(file, "file", f"is no JSON ({error}); write it again.") from None
+        raise DatasetError(file, "file", f"is not valid JSON ({error}); write it again.") from None
     if not isinstance(value, dict) or not set(value) <= {"episodes", "default"}:
         raise DatasetError(
             file,
@@ -116,7 +116,7 @@ def _read_file(file: str, lengths: Int64[np.ndarray, " e"]) -> Float64[np.ndarra
             raise DatasetError(
                 file,
                 f"episodes.{short(name)}",
-                f"is of no episode; there are 0 to {len(lengths) - 1}, correct its number.",
+                f"is not an episode; there are 0 to {len(lengths) - 1}, so correct the number.",
             )
         episode = numbers[name]
         found[starts[episode] :][: lengths[episode]] = _weights_of(
@@ -139,8 +139,8 @@ def _weights_of(file: str, episode: int, own: Any, length: int) -> float | list[
         raise DatasetError(
             file,
             f"episodes.{episode}",
-            f"has {len(own)} weights, but the episode {length} frames; give one for each, or one "
-            "number for all.",
+            f"has {len(own)} weights, but the episode has {length} frames; give one for each, or "
+            "one number for all.",
         )
     return list(map(float, own))
 

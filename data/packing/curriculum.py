@@ -42,9 +42,9 @@ def wrong_weight(weight: Weight) -> str:
         return "" if weight > 0 and isfinite(weight) else "give a positive number"
     steps, weights = [step for step, _ in weight], [own for _, own in weight]
     if not steps or steps[0] < 0 or steps != sorted(set(steps)):
-        return "give points [step, weight] whose steps rise, from 0 on"
+        return "give points [step, weight] with increasing steps, from 0 on"
     if not all(own >= 0 and isfinite(own) for own in weights) or not any(weights):
-        return "give no weight below 0, and one above it"
+        return "give weights of 0 or more, at least one above 0"
     return ""
 
 

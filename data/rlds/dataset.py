@@ -56,7 +56,7 @@ def open_rlds(
     """
     root = _version(path)
     if fps is None:
-        _log.warning("%s: RLDS does not know steps a second; taken for %g.", root, _USUAL_FPS)
+        _log.warning("%s: RLDS does not store a frame rate; assuming %g fps.", root, _USUAL_FPS)
         fps = _USUAL_FPS
     return RldsDataset(root, fps, split, Path(cache_dir or user_cache("rlds")))
 
@@ -295,7 +295,7 @@ class RldsDataset:
             raise DatasetError(
                 self._info_path,
                 f"splits/{self.split}/filepathTemplate",
-                f"{error}; download it again, or leave this dataset alone.",
+                f"{error}; download it again, or do not use this dataset.",
             ) from None
 
     @cached_property
@@ -354,7 +354,7 @@ def _version(path: str | Path) -> str | Path:
         return path
     found = folder.list(f"*/{_FEATURES}")
     if len(found) != 1:
-        what = f"there are {found}" if found else "is missing, so this is no RLDS dataset"
+        what = f"there are {found}" if found else "is missing, so this is not an RLDS dataset"
         raise MissingFileError(
             folder.path(_FEATURES),
             "file",
@@ -368,5 +368,5 @@ def _json(folder: Folder, name: str) -> dict[str, Any]:
     path = folder.path(name)
     found = read_json(folder.local(name), path, "download it again")
     if not isinstance(found, dict):
-        raise DatasetError(path, "file", "is no JSON object; download it again.")
+        raise DatasetError(path, "file", "is not a JSON object; download it again.")
     return found

@@ -69,7 +69,7 @@ def read_leaves(features: Any) -> list[Leaf]:
     """
     found = list(_leaves(features, ""))
     if not any(leaf.key.startswith(STEPS) for leaf in found):
-        raise ValueError("has no dataset of 'steps', so this is no RLDS dataset")
+        raise ValueError("has no dataset of 'steps', so this is not an RLDS dataset")
     names = [leaf.name for leaf in found if leaf.key.startswith(STEPS)]
     for name in names:
         plain_name(name)
@@ -108,7 +108,7 @@ def decode_pictures(leaf: Leaf, values: Any, steps: int) -> UInt8[np.ndarray, "t
     if leaf.kind == "tensor":
         return decode_column(leaf, values, steps)
     if not isinstance(values, list) or len(values) != steps:
-        raise ValueError(f"holds {len(values)} pictures in {steps} steps")
+        raise ValueError(f"holds {len(values)} images in {steps} steps")
     return np.stack([_picture(leaf, step, value) for step, value in enumerate(values)])
 
 
@@ -124,9 +124,9 @@ def _picture(leaf: Leaf, step: int, encoded: bytes) -> UInt8[np.ndarray, "h w 3"
     try:
         found = decode_picture(encoded, ("JPEG", "PNG"))
     except ValueError as error:
-        raise ValueError(f"its picture of step {step} cannot be decoded ({error})") from None
+        raise ValueError(f"its image of step {step} cannot be decoded ({error})") from None
     if any(want not in (None, n) for want, n in zip(leaf.shape[:2], found.shape, strict=False)):
-        raise ValueError(f"its picture of step {step} is {found.shape}, not {leaf.shape}")
+        raise ValueError(f"its image of step {step} is {found.shape}, not {leaf.shape}")
     return found
 
 

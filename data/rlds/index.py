@@ -141,7 +141,7 @@ def _of_array(path: Path, read: Callable[[ArrayRecordReader], Any]) -> Any:
         return read(ArrayRecordReader(str(path)))
     except (RuntimeError, ValueError, IndexError) as error:
         raise DatasetError(
-            path, "file", f"is no sound ArrayRecord ({error}); download it again."
+            path, "file", f"is not a valid ArrayRecord file ({error}); download it again."
         ) from None
 
 
@@ -166,11 +166,13 @@ def _episode(span: RecordSpan, read: Read, leaves: Sequence[Leaf]) -> _Episode:
         and leaf.kind == "tensor" and leaf.encoding == "none" and leaf.size
     ]  # fmt: skip
     if not counted:
-        raise ValueError("it has no numbers of steps")
+        raise ValueError("it has no numeric feature by which to count its steps")
     size, key = min(counted)
     length, rest = divmod(len(values(key)), size)
     if rest or not length:
-        raise ValueError(f"'{key}' has {len(values(key))} values, of {size} a step")
+        raise ValueError(
+            f"'{key}' has {len(values(key))} values, expected {size} in each of one or more steps"
+        )
     spoken = [leaf.key for leaf in leaves if _is_instruction(leaf) and leaf.key in places]
     texts = [values(key) for key in spoken]
     for key, text in zip(spoken, texts, strict=True):

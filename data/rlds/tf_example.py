@@ -25,7 +25,9 @@ def feature_spans(read: Read, size: int) -> dict[str, tuple[int, int]]:
         for _, first, last in _fields(read, start, end):
             entry = {number: (at, to - at) for number, at, to in _fields(read, first, last)}
             if not {1, 2} <= set(entry):
-                raise ValueError(f"no tf.train.Example (the feature at byte {first} has no name)")
+                raise ValueError(
+                    f"not a tf.train.Example (the feature at byte {first} has no name)"
+                )
             spans[read(*entry[1]).decode()] = entry[2]
     return spans
 
@@ -65,7 +67,7 @@ def _fields(read: Read, start: int, end: int) -> Iterator[tuple[int, int, int]]:
         size, at = _varint(header, at)
         at += start
         if tag & 7 != _DELIMITED or at + size > end:
-            raise ValueError(f"no tf.train.Example (its field at byte {start} is broken)")
+            raise ValueError(f"not a tf.train.Example (its field at byte {start} is broken)")
         yield tag >> 3, at, at + size
         start = at + size
 
@@ -77,7 +79,7 @@ def _varint(buffer: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << 7 * place
         if byte < 0x80:
             return value, at + place + 1
-    raise ValueError("no tf.train.Example (a number in it has no end)")
+    raise ValueError("not a tf.train.Example (a number in it has no end)")
 
 
 def _packed(numbers: bytes) -> bytes:
@@ -91,7 +93,7 @@ def _packed(numbers: bytes) -> bytes:
         elif tag & 7 == _VARINT:
             size = _varint(numbers, at)[1] - at
         if size is None or at + size > len(numbers):
-            raise ValueError("no tf.train.Example (a list of numbers in it is cut off)")
+            raise ValueError("not a tf.train.Example (a list of numbers in it is cut off)")
         parts.append(numbers[at : at + size])
         at += size
     return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -106,7 +108,7 @@ def _varints(data: bytes) -> Int64[np.ndarray, " n"]:
     starts = np.concatenate([[0], ends[:-1] + 1])
     sizes = ends - starts + 1
     if raw[-1] >= 0x80 or sizes.max() > _LONGEST:
-        raise ValueError("no tf.train.Example (a number in it has no end)")
+        raise ValueError("not a tf.train.Example (a number in it has no end)")
     place = np.arange(len(raw)) - np.repeat(starts, sizes)
     bits = (raw & 0x7F).astype(np.uint64) << (7 * place).astype(np.uint64)
     return np.bitwise_or.reduceat(bits, starts).view(np.int64)

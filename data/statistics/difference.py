@@ -252,16 +252,16 @@ def _thumb(picture: UInt8[np.ndarray, "_h _w 3"]) -> Float64[np.ndarray, "h w 3"
 
 def _of_facts(first: RecordingFacts, second: RecordingFacts) -> Iterator[str]:
     if first.fps != second.fps:
-        yield f"The first has {first.fps:g} frames a second, the second {second.fps:g}."
+        yield f"The first has {first.fps:g} frames per second, the second {second.fps:g}."
     if first.delta_t and second.delta_t and second.delta_t[1] > 3 * second.delta_t[0]:
         yield (
-            f"Frames of the second lie up to {second.delta_t[1]:.3g} s apart, "
-            f"{second.delta_t[0]:.3g} s at the median: it was held up."
+            f"Frames of the second are up to {second.delta_t[1]:.3g} s apart, but "
+            f"{second.delta_t[0]:.3g} s at the median: its recording was held up."
         )
     for name, dims in first.columns.items():
         theirs = second.columns.get(name)
         if theirs is not None and len(theirs) == len(dims) and theirs != dims:
-            moved = "in another order" if sorted(theirs) == sorted(dims) else "by other names"
+            moved = "in another order" if sorted(theirs) == sorted(dims) else "under other names"
             yield f"Column '{name}' has its dims {moved}: {list(dims)} and {list(theirs)}."
     for one, other, which in ((first, second, "second"), (second, first, "first")):
         lacking = sorted(set(_short(one.cameras)) - set(_short(other.cameras)))
@@ -299,7 +299,7 @@ def _of_dim(dim: DimDifference) -> Iterator[str]:
     for factor, units in _UNITS.items():
         for ratio in (factor, 1 / factor):
             if spread > 1e-6 * size and abs(theirs / spread / ratio - 1) < _WITHIN:
-                yield f"{where} spreads {ratio:.3g} times as far in the second: {units}?"
+                yield f"{where} varies {ratio:.3g} times as much in the second: {units}?"
                 return
     near = 0.1 * max(spread, 1e-9)
     mirrored = abs(other_low + high) < near and abs(other_high + low) < near
@@ -308,7 +308,7 @@ def _of_dim(dim: DimDifference) -> Iterator[str]:
         yield f"{where} has the opposite sign in the second."
     elif dim.outside > _SHARE and dim.beyond > _BEYOND:
         yield (
-            f"{where} lies outside of the first in {100 * dim.outside:.3g} % of the second's "
+            f"{where} is outside the first's range in {100 * dim.outside:.3g} % of the second's "
             f"frames, by up to {dim.beyond:.3g} half ranges."
         )
 
@@ -319,7 +319,7 @@ def _of_pictures(first: Mapping[str, _Seen], second: Mapping[str, _Seen]) -> Ite
         a, b = first[ours[name]], second[theirs[name]]
         if a.told.size != b.told.size:
             yield (
-                f"Camera '{name}' has pictures of {_by(a.told.size)} in the first and "
+                f"Camera '{name}' has images of {_by(a.told.size)} in the first and "
                 f"{_by(b.told.size)} in the second."
             )
         plain = _apart(a.mean, b.mean)
@@ -339,7 +339,8 @@ def _of_pictures(first: Mapping[str, _Seen], second: Mapping[str, _Seen]) -> Ite
         if abs(darker) > _DARK:
             yield (
                 f"Camera '{name}' is {'brighter' if darker > 0 else 'darker'} in the second: mean "
-                f"{np.mean(b.told.mean):.2f} and not {np.mean(a.told.mean):.2f} of white."
+                f"{np.mean(b.told.mean):.2f} instead of {np.mean(a.told.mean):.2f}, where white is "
+                "1."
             )
 
 

@@ -64,7 +64,7 @@ def episode_facts(
     finite = np.flatnonzero((broken == 0) & (lengths > 0))
     if not len(finite):
         raise ValueError(
-            f"{dataset.root}: no episode has finite values in {names} alone; repair them, or name "
+            f"{dataset.root}: no episode has only finite values in {names}; repair them, or name "
             "other columns."
         )
     chosen = None if len(finite) == len(lengths) else finite.tolist()

@@ -37,8 +37,8 @@ class IdleLimits:
     def __post_init__(self) -> None:
         if not 0 <= self.still < 1 or not 0 < self.seconds < 3600:
             raise ValueError(
-                f"still is {self.still:g} and seconds {self.seconds:g}; give a share of the range "
-                "from 0 to below 1, and a time above 0."
+                f"still is {self.still:g} and seconds {self.seconds:g}; give still as a share of "
+                "the range, from 0 to below 1, and seconds above 0 and below 3600."
             )
 
 
@@ -87,11 +87,11 @@ def movement_columns(dataset: Dataset, columns: Sequence[str] = ()) -> list[str]
     numeric = numeric_columns(dataset)
     names = list(columns) or [name for name in (STATE, ACTION) if name in numeric]
     if lacking := [name for name in names if name not in numeric]:
-        raise ValueError(f"{dataset.root}: no column '{lacking[0]}' of numbers; it has {numeric}.")
+        raise ValueError(f"{dataset.root}: no numeric column '{lacking[0]}'; it has {numeric}.")
     if not names:
         raise ValueError(
-            f"{dataset.root}: has neither '{STATE}' nor '{ACTION}'; name columns that tell "
-            f"movement, of {numeric}."
+            f"{dataset.root}: has neither '{STATE}' nor '{ACTION}'; name columns that show "
+            f"movement, out of {numeric}."
         )
     return names
 

@@ -46,8 +46,8 @@ def narrow(stats: Mapping[str, np.ndarray], scaling: Scaling = "quantile") -> di
         if scale[d] < _SMALLEST_SCALE:
             low, high = (q01, q99) if scaling == "quantile" and not whole[d] else (least, most)
             found[d] = (
-                f"hardly changes ({low[d]:g}..{high[d]:g}); scaled by {_SMALLEST_SCALE:g}, and so "
-                "of no use to learn from"
+                f"hardly changes ({low[d]:g}..{high[d]:g}); scaled by {_SMALLEST_SCALE:g}, so "
+                "nothing can be learnt from it"
             )
         elif whole[d]:
             spread = (
@@ -56,7 +56,7 @@ def narrow(stats: Mapping[str, np.ndarray], scaling: Scaling = "quantile") -> di
                 else f"98 % of its values lie in {q01[d]:g}..{q99[d]:g}"
             )
             found[d] = (
-                f"{spread} but all of them in {least[d]:g}..{most[d]:g}; scaled by the latter"
+                f"{spread} but all of them lie in {least[d]:g}..{most[d]:g}; scaled by the latter"
             )
     return found
 

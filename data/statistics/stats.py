@@ -51,7 +51,9 @@ def compute(
     """
     frames = int(dataset.lengths.sum())
     if frames == 0 or (episodes is not None and len(episodes) == 0):
-        raise ValueError(f"{dataset.root}: no frames to take statistics of; record episodes first.")
+        raise ValueError(
+            f"{dataset.root}: no frames to compute statistics from; record episodes first."
+        )
     return _of_datasets([dataset], names, progress, episodes)
 
 
@@ -179,7 +181,9 @@ class _Column:
     def begin(self) -> None:
         """Ends the first pass."""
         if self.count == 0:
-            raise ValueError(f"{self.name}: no values to take statistics of; record some first.")
+            raise ValueError(
+                f"{self.name}: no values to compute statistics from; record some first."
+            )
         if self.bad or self._only is not None:
             self.found = True
             return
@@ -337,8 +341,8 @@ def _of_datasets(
         for column in found.values():
             if column.bad:
                 raise ValueError(
-                    f"{_roots(datasets)}: {column.complaint()}; repair or leave out those "
-                    "episodes, of which `python -m tools.data validate` names one."
+                    f"{_roots(datasets)}: {column.complaint()}; repair or leave out those episodes "
+                    "(`python -m tools.data validate` names one)."
                 )
         return {name: column.stats() for name, column in found.items()}
     wanted = numeric_columns(datasets[0])
@@ -385,7 +389,7 @@ def _finite(columns: Mapping[str, _Column], datasets: Sequence[Dataset]) -> dict
     where = _roots(datasets)
     for column in columns.values():
         if column.bad:
-            _log.warning("%s: %s and left out of the statistics.", where, column.complaint())
+            _log.warning("%s: %s and is left out of the statistics.", where, column.complaint())
     return {name: column.stats() for name, column in columns.items() if not column.bad}
 
 

@@ -76,7 +76,8 @@ class Settings:
         most = isqrt(MOST_PIXELS)
         if not 1 <= self.image_size <= most:
             raise ValueError(
-                f"The image size is {self.image_size}; give the side of pictures, 1 to {most}."
+                f"The image size is {self.image_size}; give the side of the images in pixels, 1 to "
+                f"{most}."
             )
 
     @property
@@ -165,7 +166,7 @@ def convert(
     if not dataset.cameras or not tables.numeric_columns(dataset):
         raise ValueError(
             f"{dataset.root}: has no {'numeric column' if dataset.cameras else 'camera'}; a policy "
-            "learns from pictures and from numbers, record both."
+            "learns from images and numbers, so record both."
         )
     parts = parts_of(dataset, settings)
     _require_ours(folder, parts)
@@ -330,8 +331,8 @@ def _require_ours(folder: Folder, parts: Sequence[WorkUnit]) -> None:
         strange += [n for n in names if n not in _ENTRIES and not n.startswith(_SCRATCH)]
     if strange:
         raise ValueError(
-            f"{folder.url}: holds '{strange[0]}', which is not of the store to be made there; "
-            "delete the folder or choose another."
+            f"{folder.url}: holds '{strange[0]}', which does not belong to the store to be written "
+            "there; delete the folder or choose another."
         )
 
 

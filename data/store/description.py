@@ -40,14 +40,15 @@ def described(folder: Folder) -> dict[str, Any]:
         version, sound, fields = convert.FORMAT, False, {}
     if version != convert.FORMAT:
         raise ValueError(
-            f"{path}: format is {short(version)}, this version reads {convert.FORMAT}; delete the "
-            "store and convert the dataset again."
+            f"{path}: format is {short(version)}, but this version reads {convert.FORMAT}; delete "
+            "the store and convert the dataset again."
         )
     if not sound:
         raise DatasetError(
             path,
             "sum",
-            "does not fit the rest; delete the file and convert again, which keeps the pictures.",
+            "does not match the rest of the file; delete the file and convert again, which keeps "
+            "the images.",
         )
     for name, check in _CHECKS.items():
         try:
@@ -136,7 +137,7 @@ def _check_cameras(cameras: object) -> None:
     if not isinstance(cameras, list) or not cameras:
         raise ValueError("expected names of cameras")
     if len(set(map(plain_name, cameras))) < len(cameras):
-        raise ValueError("in which a name stands twice")
+        raise ValueError("expected each name once")
 
 
 def _check_columns(columns: object) -> None:

@@ -63,13 +63,13 @@ def open_direct(
     """
     if not isinstance(dataset, LeRobotDataset):
         raise ValueError(
-            f"{dataset.name}: only LeRobot datasets are read without a frame store; "
-            "make one with `python -m tools.data convert`."
+            f"{dataset.name}: only LeRobot datasets can be read without a frame store; make one "
+            "with `python -m tools.data convert`."
         )
     if not dataset.cameras or not tables.numeric_columns(dataset):
         raise ValueError(
             f"{dataset.root}: has no {'numeric column' if dataset.cameras else 'camera'}; a policy "
-            "learns from pictures and from numbers, record both."
+            "learns from images and numbers, so record both."
         )
     cache = Path(cache_dir)
     content = f"{FORMAT} {dataset.digest}{' subtasks' if dataset.has_subtasks else ''}"
@@ -167,8 +167,8 @@ class Direct(DatasetTables):
                 raise DatasetError(
                     self.dataset.root,
                     f"camera '{camera}', episode {i}, frame {k}",
-                    f"is no readable picture; delete {self.folder}, which is made again, or copy "
-                    "or record the dataset again if that does not help.",
+                    f"is not a readable image; delete {self.folder}, which is then made again, or "
+                    "if that does not help, copy or record the dataset again.",
                 ) from None
 
     def _fill(
@@ -264,8 +264,8 @@ def _copy_pictures(dataset: LeRobotDataset, camera: str, path: Path) -> None:
         raise DatasetError(
             dataset.root,
             f"camera '{camera}'",
-            "holds other pictures than PNG or JPEG, or both; make a frame store instead, with "
-            "`python -m tools.data convert`.",
+            "holds images other than PNG or JPEG, or a mix of both; make a frame store instead, "
+            "with `python -m tools.data convert`.",
         )
     rows = np.flatnonzero(sizes)
     each = np.arange(len(rows))

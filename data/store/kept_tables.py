@@ -107,7 +107,7 @@ def read_stats(kept: Kept) -> dict[str, Stats]:
     _require(isinstance(found, dict), file, "stats", f"are {short(found)}, expected an object")
     for name, stats in found.items():
         about = short(name)
-        _require(name in kept.columns, file, about, "is no column of the store")
+        _require(name in kept.columns, file, about, "is not a column of the store")
         _require(isinstance(stats, dict), file, about, f"is {short(stats)}, expected statistics")
         for key in _STATISTICS:
             values, size = stats.get(key), 1 if key == "count" else kept.columns[name]
@@ -127,7 +127,7 @@ def read_json(content: bytes, file: Path | str) -> Any:
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise damaged(file, "file", f"is no JSON ({short(str(error))})") from None
+        raise damaged(file, "file", f"is not valid JSON ({short(str(error))})") from None
 
 
 def damaged(file: Path | str, field: str, what: str) -> DatasetError:

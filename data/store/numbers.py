@@ -42,7 +42,7 @@ class Numbers(DatasetTables):
         out: Sequence[UInt8[np.ndarray, "s s 3"]],
     ) -> None:
         """Raises ValueError: there are no images."""
-        raise ValueError(f"{self.name}: its pictures were left out.")
+        raise ValueError(f"{self.name}: it was opened without images.")
 
     def _kept(self, name: str) -> Kept:
         file = self.folder / name

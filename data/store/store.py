@@ -137,8 +137,8 @@ class Store(EpisodeTables):
         place = rows - self.starts[episode]
         if (left_out := place % self.every != 0).any():
             raise ValueError(
-                f"{self.path}: has one picture for {self.every} frames of an episode, and none of "
-                f"frame {rows[left_out][0]}; convert the dataset again."
+                f"{self.path}: has one image for every {self.every} frames of an episode, and none "
+                f"for frame {rows[left_out][0]}; convert the dataset again."
             )
         shard = np.searchsorted(self._shards, episode, "right") - 1
         before = self._before[at]
@@ -290,8 +290,8 @@ def _opened(folder: Folder) -> Store:
     """A store whose columns are not checked yet."""
     if not folder.exists(convert.DESCRIPTION):
         raise FileNotFoundError(
-            f"{folder.path(convert.DESCRIPTION)}: missing, so {folder.url} is no finished frame "
-            "store; make one with `python -m tools.data convert`, which goes on where it stopped."
+            f"{folder.path(convert.DESCRIPTION)}: missing, so {folder.url} is not a finished frame "
+            "store; make one with `python -m tools.data convert`, which continues where it stopped."
         )
     fields = described(folder)
     if isinstance(folder, LocalFolder):

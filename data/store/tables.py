@@ -83,7 +83,7 @@ def write(dataset: Dataset, folder: Path) -> None:
         if finite[name]:
             stats[name] = describe_blocks(partial(_shards, written, name, (rows, width)), name)
         else:
-            _log.warning("%s: '%s' is not finite, so no statistics of it.", dataset.root, name)
+            _log.warning("%s: '%s' is not finite, so it gets no statistics.", dataset.root, name)
     plain = {name: {k: v.tolist() for k, v in of.items()} for name, of in stats.items()}
     (folder / STATS).write_text(json.dumps(plain, indent=1))
 

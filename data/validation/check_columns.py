@@ -121,7 +121,7 @@ class _Scan:
                 yield error(
                     file, f"column '{name}'",
                     f"is {actual:g} where {expected:g} should follow (frame {at} of the dataset); "
-                    "rows are missing or doubled, record or convert it again.",
+                    "rows are missing or doubled; record or convert it again.",
                 )  # fmt: skip
         for name, (at, count) in self.holes.items():
             episode, step = locate(self.dataset, at)
@@ -138,8 +138,8 @@ class _Scan:
             first, again = doubled[0]
             yield warning(
                 _file(self.dataset, int(self._ends[again]) - 1), "columns of state and action",
-                f"are the same in episodes {first} and {again} ({len(doubled)} "
-                "doubled episodes in all); they count twice, hold out both or none.",
+                f"are the same in episodes {first} and {again} ({len(doubled)} doubled episodes in "
+                "all); they count twice, so hold out both or neither.",
             )  # fmt: skip
 
     def _expect(
@@ -226,8 +226,8 @@ def _constant(
         if len(still):
             yield warning(
                 _file(dataset, 0), f"column '{name}'",
-                f"never changes in dimension {', '.join(map(str, still))}; "
-                "nothing can be learnt of it.",
+                f"never changes in dimension {', '.join(map(str, still))}; nothing can be learnt "
+                "from it.",
             )  # fmt: skip
 
 
@@ -380,9 +380,9 @@ def _tell(dataset: Dataset, name: str, found: Mapping[str, _Worst]) -> Iterator[
         yield warning(
             _file(dataset, worst.place), field,
             f"jumps by {worst.value:+.3g} in dimension {worst.dim} at step {step} of episode "
-            f"{episode}, {worst.ratio * _JUMP:.0f} times what 99 % of its steps change at most "
-            f"({worst.count} such steps in all); see it with tools.data view, and remove the "
-            "episode if frames are lost there.",
+            f"{episode}, {worst.ratio * _JUMP:.0f} times the largest change in 99 % of its steps "
+            f"({worst.count} such steps in all); look at it with `python -m tools.data view`, and "
+            "remove the episode if frames are lost there.",
         )  # fmt: skip
 
 

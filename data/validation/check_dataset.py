@@ -39,8 +39,8 @@ def check_prompts(dataset: Dataset) -> Iterator[Problem]:
         yield (error if every else warning)(
             dataset.root, "instructions",
             f"are empty in {len(without)} of {len(dataset.runs.task)} runs of frames, the first in "
-            f"episode {dataset.runs.episode[without[0]]}; leave those episodes out, for what they "
-            "show cannot be asked for.",
+            f"episode {dataset.runs.episode[without[0]]}; leave those episodes out, because a "
+            "policy cannot be asked for what they show.",
         )  # fmt: skip
 
 

@@ -35,7 +35,7 @@ def check_presence(
         yield error(
             dataset.root, f"camera '{camera}'",
             "is missing in all episodes, though the metadata declares it; download its videos or "
-            "pictures, or remove the camera there.",
+            "images, or remove the camera from the metadata.",
         )  # fmt: skip
         return
     tell, then = (
@@ -61,11 +61,11 @@ def check_pictures(
     """
     looks = np.linspace(0, len(present) - 1, _LOOKS) if present else ()
     chosen = sorted({present[int(i)] for i in looks})
-    report(f"Pictures of {camera}", 0, len(chosen))
+    report(f"Images of {camera}", 0, len(chosen))
     seen = []
     looking = run_job(_Looking(dataset, camera), chosen)
     for done, (problem, frames) in enumerate(looking, 1):
-        report(f"Pictures of {camera}", done, len(chosen))
+        report(f"Images of {camera}", done, len(chosen))
         if problem is not None:
             yield problem
             return None

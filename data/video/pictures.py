@@ -70,8 +70,8 @@ def decode(
             raise DatasetError(
                 file,
                 f"column '{camera}'",
-                f"row {number} of the episode holds no readable picture ({error}); "
-                "copy or record the dataset again.",
+                f"row {number} of the episode holds no readable image ({error}); copy or record "
+                "the dataset again.",
             ) from None
         if place == 0:
             pictures = room_for(file, len(chosen), pixels.shape)
@@ -79,8 +79,8 @@ def decode(
             raise DatasetError(
                 file,
                 f"column '{camera}'",
-                f"row {number} of the episode is a picture of shape {pixels.shape}, expected "
-                f"{pictures.shape[1:]} as its first; write them in one size.",
+                f"row {number} of the episode is an image of shape {pixels.shape}, expected "
+                f"{pictures.shape[1:]} like its first; write them all in one size.",
             )
         pictures[place] = pixels
     return pictures
@@ -122,6 +122,8 @@ def _content(folder: Folder, file: Any, place: str, cell: Any) -> bytes:
     name = next((n for n in names if is_within(n) and folder.exists(n)), None)
     if name is None:
         raise DatasetError(
-            file, place, f"names {short(path)}, not in {folder.url}; copy the dataset again."
+            file,
+            place,
+            f"names {short(path)}, which is not in {folder.url}; copy the dataset again.",
         )
     return folder.local(name).read_bytes()

@@ -181,7 +181,7 @@ class SeekTable:
         return DatasetError(
             self.path,
             f"frame {frame}",
-            f"{what} (the file has {len(self.shown)}); it is truncated or damaged, copy or encode "
+            f"{what} (the file has {len(self.shown)}): it was cut off or damaged; copy or encode "
             "it again.",
         )
 
@@ -284,15 +284,19 @@ def _scan(path: Path) -> SeekTable:
                         packets.append(packet)
     except (av.error.FFmpegError, StopIteration):
         raise DatasetError(
-            path, "file", "is no readable video; it was cut off, copy or encode it again."
+            path,
+            "file",
+            "is not a readable video (its index may be missing or damaged): it was probably cut "
+            "off; copy or encode it again.",
         ) from None
     plain = all(packet.pos is not None and packet.pts is not None for packet in packets)
     if not packets or not plain or not packets[0].is_keyframe or not _lies_in(path, packets[0]):
         raise DatasetError(
             path,
             "packets",
-            "do not lie in the file as they are, each with its time, from a keyframe on; convert "
-            "the dataset to a frame store, or encode the videos as mp4.",
+            "cannot be read directly: each must be stored unchanged in the file and have a time, "
+            "and the first must be a keyframe; convert the dataset to a frame store, or encode the "
+            "videos as mp4.",
         )
     pts = np.array([packet.pts for packet in packets])
     ordered = np.argsort(pts, kind="stable")

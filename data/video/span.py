@@ -78,7 +78,8 @@ class Packets:
             raise DatasetError(
                 self.path,
                 "frame 0",
-                "is no keyframe, so nothing can precede it; encode the video again.",
+                "is not a keyframe, so no frame before the first keyframe can be decoded; encode "
+                "the video again.",
             )
         key = int(keys[np.argmax(self._pts[keys])])
         last = int(np.flatnonzero((low <= self._pts) & (self._pts <= high))[-1])
@@ -130,5 +131,5 @@ _WIDTH_AT = {"h264": 4, "hevc": 21}
 
 def _cut_off(path: Path, what: str) -> DatasetError:
     return DatasetError(
-        path, "file", f"{what}; it was cut off or damaged, copy or encode it again."
+        path, "file", f"{what}: it was cut off or damaged; copy or encode it again."
     )

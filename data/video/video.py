@@ -99,7 +99,7 @@ class VideoReader:
             raise DatasetError(
                 self.path,
                 f"frame {most}",
-                f"is asked for, but the {what}; the video is shorter than the metadata tells, copy "
+                f"is asked for, but the {what}: the video is shorter than the metadata says; copy "
                 "or record the dataset again.",
             )
         out: np.ndarray | None = None
@@ -140,7 +140,7 @@ class VideoReader:
                 self.path,
                 f"frame {round(start * fps) + first}",
                 f"cannot be decoded ({int(found.sum())} of the {count} frames asked for are "
-                "there); the file is truncated or damaged, copy it again.",
+                "there): it was cut off or damaged; copy it again.",
             )
         return out
 
@@ -203,8 +203,8 @@ def _open(path: Path) -> InputContainer:
     damaged = DatasetError(
         path,
         "file",
-        "is no readable video, its index is missing or damaged; "
-        "it was cut off, copy or encode it again.",
+        "is not a readable video (its index may be missing or damaged): it was probably cut off; "
+        "copy or encode it again.",
     )
     try:
         container = open_video(path)

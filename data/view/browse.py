@@ -54,7 +54,7 @@ def write_browser(
     if not len(dataset.lengths):
         raise ValueError(f"{dataset.root}: has no episodes to show; record some first.")
     if out.exists() and not (out / "sheets").is_dir() and any(out.iterdir()):
-        raise ValueError(f"{out}: has other files; choose a folder that is new or empty.")
+        raise ValueError(f"{out}: already has other files; choose a folder that is new or empty.")
     facts = episode_facts(dataset, limits, columns, report)
     section = distributions.distributions(dataset, facts.stats, against, report)
     sheets, unreadable = _sheets(dataset, out, report)
@@ -186,16 +186,16 @@ def _page(
         '<select id="mark" aria-label="marks"><option value="">all episodes</option>'
         f'<option value="any">any mark</option>{marks}<option value="flagged">flagged</option>'
         f'</select><select id="sort" aria-label="order">{sorts}</select>'
-        '<label><input id="down" type="checkbox"> falling</label>'
+        '<label><input id="down" type="checkbox"> descending</label>'
         f'<select id="camera" aria-label="camera">{cameras}</select>'
         '<button id="all">Flag shown</button><button id="none">Unflag shown</button></div>'
-        f'<p id="count"></p><div id="rows"></div><p class="note">Still: no dimension leaves '
-        f"{100 * limits.still:g} % of its range for {limits.seconds:g} s or more; marked from "
-        f"{100 * _MUCH_STILL:g} % of the frames on. Doubled: the values of the frame before; from "
-        f"{100 * _MUCH_DOUBLED:g} % on. Jerk: of the median dimension, in ranges per s³. Out of "
-        "range: frames in which a dimension lies more than half of its range (1st to 99th "
-        "percentile) beyond that. Short, long and rough: three interquartile ranges off the "
-        "quartiles.</p>"
+        f'<p id="count"></p><div id="rows"></div><p class="note">Still: no dimension varies '
+        f"by more than {100 * limits.still:g} % of its range for {limits.seconds:g} s or more; "
+        f"marked if more than {100 * _MUCH_STILL:g} % of the frames are. Doubled: the values are "
+        f"those of the frame before; marked above {100 * _MUCH_DOUBLED:g} %. Jerk: of the median "
+        "dimension, in ranges per s³. Out of range: frames in which a dimension lies beyond its "
+        "range (1st to 99th percentile) by more than half of that range. Short, long and rough: "
+        "more than three interquartile ranges from the quartiles.</p>"
         f'<script type="application/json" id="data">{script_json(data)}</script>'
         f"<script>{browse_page.SCRIPT}</script></body></html>\n"
     )

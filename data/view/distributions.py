@@ -68,8 +68,8 @@ def distributions(
         f'<h2>Episodes</h2><div class="charts">'
         f"{_chart('seconds', (0.0, longest), lengths, '')}</div>"
         f'{_tasks(sets)}{charts}<p class="note">Frames (or episodes) in {BINS} bins, each dataset '
-        "scaled to its fullest. Ends are the 1st and 99th percentile of all and a tenth more; "
-        "values beyond are in the first or last bin.</p></details></section>"
+        "scaled to its fullest bin. The ends are the 1st and 99th percentiles of all values, plus "
+        "a tenth on each side; values beyond are in the first or last bin.</p></details></section>"
     )
 
 

@@ -44,10 +44,11 @@ def write_idle_page(
         f"<title>{escape(title)}</title><style>{STYLE}{_STYLE}</style></head>"
         f'<body><header><p class="eyebrow">{escape(dataset.name)}</p>'
         f"<h1>{int(counts.sum())} of {int(dataset.lengths.sum())} frames are idle</h1>"
-        f'<p class="note">Still (shaded): no dimension leaves {100 * limits.still:g} % of its '
-        f"range for {limits.seconds:g} s or more. Doubled (bars): the values are those of the "
-        "frame before. The line is the share of its range that the widest dimension passes "
-        f"through, on a scale of roots; the dashed line is the limit.{more}</p></header>"
+        f'<p class="note">Still (shaded): no dimension varies by more '
+        f"than {100 * limits.still:g} % of its range for {limits.seconds:g} s or more. Doubled "
+        "(bars): the values are those of the frame before. The line is the share of its range "
+        "that the widest dimension passes through, on a square-root scale; the dashed line is the "
+        f"limit.{more}</p></header>"
         f'<main class="alone"><section>{"".join(_row(i, found[i], limits) for i in shown)}'
         "</section></main></body></html>\n",
     )

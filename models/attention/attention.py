@@ -173,8 +173,8 @@ def _choose(implementation: str, case: _Case) -> str:
         return next(fits)
     if implementation in _LEFT_OUT:
         raise ValueError(
-            f"Attention '{implementation}' is left out: {_LEFT_OUT[implementation]}; "
-            f"choose one of {['auto', *_TABLE]}."
+            f"Attention '{implementation}' is not supported: {_LEFT_OUT[implementation]}; choose "
+            f"one of {['auto', *_TABLE]}."
         )
     if implementation not in _TABLE:
         raise ValueError(
@@ -182,7 +182,7 @@ def _choose(implementation: str, case: _Case) -> str:
             f"choose one of {['auto', *_TABLE]}."
         )
     if reason := _TABLE[implementation].cannot(case):
-        raise ValueError(f"Attention '{implementation}' cannot serve this: {reason}; use 'auto'.")
+        raise ValueError(f"Attention '{implementation}' cannot compute this: {reason}; use 'auto'.")
     return implementation
 
 
@@ -212,9 +212,11 @@ def _cudnn_cannot(case: _Case) -> str | None:
     if problem := _device_problem(case.target, 9.0):
         return problem
     if case.causal:
-        return "its causal mask goes by the order of places, not by positions"
+        return "its causal mask follows the order of tokens in the row, not `positions`"
     if case.samples is None:
-        return "is not told how many samples a row has, nor that their queries stand end to end"
+        return (
+            "it needs `samples`, the number of samples in a row, whose queries must lie end to end"
+        )
     if case.head_dim % 8:
         return f"head dim {case.head_dim} is not a multiple of 8"
     return head_problem(case.head_dim, case.dtype)
@@ -285,21 +287,26 @@ def _grouped(x: Array, k: Array) -> Float[Array, "b q g h *d"]:
 
 _TABLE = {
     "pallas": _Row(lambda case: Kernel(flash, flash_gradients), _pallas_cannot, _pallas_is_slower),
-    "cudnn": _Row(_cudnn, _cudnn_cannot, lambda case: "no GPU has told yet that it is faster"),
+    "cudnn": _Row(_cudnn, _cudnn_cannot, lambda case: "not yet measured to be faster on any GPU"),
     "dense": _Row(lambda case: Kernel(_dense, _dense_gradients), slower=_dense_is_slower),
     "blocked": _Row(lambda case: Kernel(blocked, blocked_gradients)),
 }
 """Implementations in order of preference; the last supports everything."""
 
 _LEFT_OUT = {
-    "pallas.ops.gpu": "its backward refuses the log-sum-exp, and it has no grouped key-value heads",
-    "tokamax": (
-        "its backward forms rowsum(d_out · out) itself, so the log-sum-exp that merge needs has no "
-        "gradient, and its range mask, a private interface, takes keys that lie end to end only"
+    "pallas.ops.gpu": (
+        "its backward pass rejects the log-sum-exp, and it has no grouped key-value heads"
     ),
-    "pallas.ops.gpu.attention_mgpu": "its mask knows no samples, nor its backward the log-sum-exp",
+    "tokamax": (
+        "its backward pass forms rowsum(d_out · out) itself, so the log-sum-exp that merge needs "
+        "has no gradient, and its range mask, a private interface, takes only keys that lie end "
+        "to end"
+    ),
+    "pallas.ops.gpu.attention_mgpu": (
+        "its mask cannot separate samples, and its backward pass does not take the log-sum-exp"
+    ),
     "transformer_engine": (
-        "its fused_attn returns no log-sum-exp; its kernels of packed rows are cuDNN's, which "
+        "its fused_attn returns no log-sum-exp; its kernels for packed rows are cuDNN's, which "
         "'cudnn' calls without a build from source"
     ),
 }

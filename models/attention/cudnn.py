@@ -80,8 +80,8 @@ class _Samples:
         for name, x in (("queries", q), ("keys", k)):
             if x.size >= 2**31:
                 raise ValueError(
-                    f"Attention 'cudnn' counts numbers by 32 bits, but {name} {x.shape} have "
-                    f"{x.size:,} on a device; use fewer rows, or 'pallas'."
+                    f"Attention 'cudnn' counts array elements in 32 bits, but {name} {x.shape} "
+                    f"have {x.size:,} on a device; use fewer rows, or 'pallas'."
                 )
         ids = jnp.arange(1, samples + 1)
         self.order = jnp.argsort(jnp.where(kv_segment == 0, samples + 1, kv_segment), stable=True)

@@ -53,7 +53,7 @@ def head_problem(head_dim: int, dtype: jnp.dtype) -> str | None:
     if head_dim > 256:
         return f"head dim {head_dim} is more than 256, the largest that shared memory holds"
     if dtype not in (jnp.bfloat16, jnp.float16):
-        return f"tensor cores are asked for bfloat16 or float16, not {jnp.dtype(dtype).name}"
+        return f"it computes in bfloat16 or float16 only, not in {jnp.dtype(dtype).name}"
     return None
 
 

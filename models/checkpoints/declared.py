@@ -25,9 +25,9 @@ def check_declared(directory: Path, declared: Mapping[str, int]) -> None:
     if total > _COMPRESSED * stored + _SMALL_BYTES:
         name = max(declared, key=lambda name: declared[name])
         raise ValueError(
-            f"{directory} declares {total:.3g} bytes of arrays, most of them in {name[:80]!r}, but "
-            f"its files have {stored:.3g}; no weights are compressed so far, so copy or download "
-            f"it again."
+            f"{directory} declares {total:.3g} bytes of arrays, most of them in {name[:80]!r}, "
+            f"but its files have only {stored:.3g}; weights do not compress that far, so copy or "
+            "download it again."
         )
 
 
@@ -35,4 +35,4 @@ def check_regular(file: Path) -> None:
     """Raises ValueError unless a file, or what it links to, is a regular file: reading a pipe or a
     device may never end."""
     if not file.is_file():
-        raise ValueError(f"{file} is no regular file; copy or download the checkpoint again.")
+        raise ValueError(f"{file} is not a regular file; copy or download the checkpoint again.")

@@ -103,7 +103,7 @@ def damage(folder: Path, *, skip: str | None = None, index: int = 0, count: int 
         return [f"{folder / NAME} is missing."]
     saved = _decode((folder / NAME).read_bytes())
     if saved is None:
-        return [f"{folder / NAME} is damaged: it does not agree with its own digest."]
+        return [f"{folder / NAME} is damaged: it does not match its own digest."]
     there = set(names(folder))
     mine = share({name: size for name, (size, _) in saved.items()}, index, count)
     read = {name for name in mine if skip is None or not name.startswith(skip)}
@@ -112,7 +112,7 @@ def damage(folder: Path, *, skip: str | None = None, index: int = 0, count: int 
         expected_size, expected = saved[name]
         status = file.stat()
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file")
+            raise OSError(errno.EINVAL, "it is not a regular file")
         if status.st_size != expected_size or name not in read:
             return status.st_size, expected
         with file.open("rb") as opened:
@@ -136,7 +136,9 @@ def damage(folder: Path, *, skip: str | None = None, index: int = 0, count: int 
             sentence for sentence in pool.map(compare, sorted(there & set(saved))) if sentence
         ]
     missing = [f"{folder / name} is missing." for name in sorted(set(saved) - there)]
-    new = [f"{folder / name} was not saved with it." for name in sorted(there - set(saved))]
+    new = [
+        f"{folder / name} was not saved with the checkpoint." for name in sorted(there - set(saved))
+    ]
     return missing + new + changed
 
 

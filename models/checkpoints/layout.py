@@ -104,7 +104,7 @@ def their_arrays(table: Table, ours: Mapping[str, Shape], what: str) -> dict[str
     for name, array in arrays.items():
         parts = list(array.parts.values())
         if len(parts) != array.components:
-            wrong.append(f"{parts[0].path} alone in {name}")
+            wrong.append(f"{parts[0].path} without the rest of {name}")
     if wrong:
         raise ValueError(
             f"{what} cannot hold these {len(wrong)} of the model's {len(ours)} parameters: "

@@ -173,5 +173,5 @@ def _check_finite(
         names = ", ".join(f"{path} ({leaves[path].rule.theirs})" for path in sorted(bad))
         raise ValueError(
             f"{source.where} holds NaN or infinite weights in {len(bad)} of {len(leaves)} "
-            f"parameters: {names}; the run that wrote it diverged, take an earlier checkpoint."
+            f"parameters: {names}; the run that wrote it diverged, so use an earlier checkpoint."
         )

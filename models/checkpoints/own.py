@@ -77,8 +77,8 @@ def read_json(path: Path, name: str) -> Json:
             return ocp.load_checkpointables(path, {name: None})[name]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(
-            f"{path / name} holds no JSON that a checkpoint of ours has ({type(error).__name__}: "
-            f"{str(error)[:200]}); save it again, or take another step."
+            f"{path / name} is not valid JSON of a Chiliad checkpoint ({type(error).__name__}: "
+            f"{str(error)[:200]}); save it again, or use another step."
         ) from error
 
 
@@ -138,14 +138,14 @@ def refuse(path: Path, damage: list[str]) -> None:
     """
     if not digests.is_sealed(path):
         raise ValueError(
-            f"{path} cannot be verified: it has no {digests.NAME}, which was lost or never written "
-            f"(early versions wrote none); if you trust it as it is, `python -m tools.checkpoint "
-            f"seal {path}` writes it."
+            f"{path} cannot be verified: it has no {digests.NAME}, which was lost or never "
+            "written (early versions wrote none); if you trust the checkpoint, write it with "
+            f"`python -m tools.checkpoint seal {path}`."
         )
     if damage:
-        more = f" ({len(damage)} findings in all)" if len(damage) > 1 else ""
+        more = f" ({len(damage)} problems in all)" if len(damage) > 1 else ""
         others = [step for step in steps(path.parent) if str(step) != path.name]
-        remedy = f" or take another step, {', '.join(map(str, others))}" if others else ""
+        remedy = f" or use another step: {', '.join(map(str, others))}" if others else ""
         raise ValueError(
             f"{path} is damaged and was not loaded: {damage[0]}{more} Copy it again{remedy}."
         )

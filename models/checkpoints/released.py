@@ -72,7 +72,7 @@ def find_released(path: Path, source: Source, released: str | None = None) -> Re
     fitting = [row for row in rows if row.source == source]
     if released is not None and not rows:
         raise ValueError(
-            f"'{released}' is not in the table of released policies: {list(RELEASED)}."
+            f"'{released}' is not a known released policy; expected one of {list(RELEASED)}."
         )
     if released is not None and not fitting:
         raise ValueError(
@@ -182,8 +182,8 @@ def _fast_droid(horizon: int, *, positions: bool = False, text: int = 250) -> Re
 
 _TOKENS = Released(
     "pi0_fast",
-    refused="its action tokens are not FAST's, and no other tokens are built here; take the π0, "
-    "π0.5 or π0-FAST that was released for the same robot.",
+    refused="its action tokens are not FAST's, the only ones supported here; use the π0, π0.5 or "
+    "π0-FAST that was released for the same robot.",
 )
 
 

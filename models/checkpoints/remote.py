@@ -86,8 +86,8 @@ def needed(url: str, names: Sequence[str], wanted: Wanted = "policy") -> list[st
         return [name for name in names if name.startswith(newest)]
     if any(map(_OURS.fullmatch, names)):
         raise FileNotFoundError(
-            f"{url}: holds no whole checkpoint, only one that is still on its way there; wait for "
-            "its digests.json, or give another."
+            f"{url}: holds no complete checkpoint, only one that is still being uploaded; wait "
+            "until it has a digests.json, or give another URL."
         )
     rule = _STATISTICS if wanted == "statistics" else _WEIGHTS
     if not any(map(rule.fullmatch, names)):
@@ -120,7 +120,7 @@ def _fetched(url: str, choose: Callable[[Mapping[str, StoredFile]], list[str]]) 
                 bucket.get(files, partial / place, done)
             now = bucket.list()
             if any(now.get(name) != file for name, file in files.items()):
-                raise OSError(f"{url}: changed while it was fetched; try again.")
+                raise OSError(f"{url}: changed during the download; try again.")
             partial.rename(folder)
     return folder / place
 

@@ -153,9 +153,9 @@ def parse(axes: str, layer: str | None = None) -> Pattern:
         or sum(isinstance(group, int) for group in theirs) > 1
     ):
         raise ValueError(
-            f"Axis pattern '{axes}' (layer index {layer!r}) must hold every axis once on each "
-            f"side, the layer index as an axis of ours alone and unmerged, and at most one "
-            f"component [i], on the left."
+            f"Axis pattern '{axes}' (layer index {layer!r}) must have every axis once on each "
+            "side, the layer index only on the right and unmerged, and at most one component "
+            "[i], on the left."
         )
     return Pattern(theirs, ours, given, layer)
 

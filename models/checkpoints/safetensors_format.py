@@ -57,12 +57,18 @@ def map_file(file: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     raw = np.memmap(file, np.uint8, "r") if file.stat().st_size else np.zeros(0, np.uint8)
     begin = _LENGTH + int.from_bytes(raw[:_LENGTH].tobytes(), "little")
     if len(raw) < begin or len(raw) < _LENGTH:
-        raise ValueError(f"{file} is no safetensors file or was cut off: it ends in its header.")
+        raise ValueError(
+            f"{file} is not a safetensors file, or was cut off: it ends within its header; copy or "
+            "download it again."
+        )
     length = min(begin, _LENGTH + LARGEST_BYTES + 1)
     header = parse_json(raw[_LENGTH:length].tobytes(), f"The header of {file}")
     metadata = header.pop(_METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(x, str) for x in metadata.values()):
-        raise ValueError(f"{file} has a header whose {_METADATA} is no table of strings.")
+        raise ValueError(
+            f"{file}: {_METADATA} in its header is not a table of strings; copy or download it "
+            "again."
+        )
     entries = {name: _entry(file, name, entry) for name, entry in header.items()}
     arrays, end = {}, 0
     for name, (dtype, shape, start, stop) in sorted(entries.items(), key=lambda x: x[1][2:]):
@@ -78,8 +84,8 @@ def map_file(file: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
         arrays[name], end = raw[begin + start : begin + stop].view(dtype).reshape(shape), stop
     if begin + end != len(raw):
         raise ValueError(
-            f"{file} has {len(raw) - begin - end} bytes behind its last array; copy or download it "
-            f"again."
+            f"{file} has {len(raw) - begin - end} bytes after its last array; copy or download it "
+            "again."
         )
     return {name: arrays[name] for name in header}, metadata
 
@@ -95,7 +101,7 @@ def _entry(file: Path, name: str, entry: object) -> tuple[np.dtype, Shape, int, 
         )
     if not isinstance(kind, str) or kind not in _DTYPES:
         raise ValueError(
-            f"{file} holds {_short(name)} as {_short(kind)}; known are {', '.join(_DTYPES)}."
+            f"{file} holds {_short(name)} as {_short(kind)}; expected one of {', '.join(_DTYPES)}."
         )
     size = math.prod(shape) * _DTYPES[kind].itemsize
     if not _is_sizes(offsets) or len(offsets) != 2 or offsets[1] - offsets[0] != size:
@@ -121,7 +127,7 @@ def new_model(folder: Path) -> Path:
     """Path of `model.safetensors` in a folder; raises ValueError if the file exists."""
     file = folder / "model.safetensors"
     if file.exists():
-        raise ValueError(f"{file} exists; give a directory without a model in it.")
+        raise ValueError(f"{file} already exists; give a directory without a model in it.")
     return file
 
 

@@ -175,8 +175,8 @@ def _named(directory: Path) -> Iterator[None]:
         yield
     except (ValueError, KeyError, IndexError, OSError, RuntimeError, NotImplementedError) as error:
         raise ValueError(
-            f"{directory} is damaged or no Orbax directory: {str(error)[:400]}; copy or download "
-            f"it again."
+            f"{directory} is damaged or not an Orbax directory: {str(error)[:400]}; copy or "
+            "download it again."
         ) from error
 
 

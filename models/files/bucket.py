@@ -101,7 +101,7 @@ class Bucket:
                 with _errors(self._of(name)):
                     files.get_file(f"{root}/{name}" if name else root, str(part))
                     if (size := part.stat().st_size) != names[name].size:
-                        raise OSError(f"{size} of {names[name].size} bytes came")
+                        raise OSError(f"{size} bytes arrived, expected {names[name].size}")
                 part.replace(to)
             return names[name].size
 
@@ -152,7 +152,10 @@ def file_system(url: str) -> tuple[Any, str]:
     protocol = url.partition("://")[0]
     # chains and references name files with templates, which are programs
     if "::" in url or protocol == "reference":
-        raise ValueError(f"{url}: is a chain of fsspec's; give the URL of one folder.")
+        raise ValueError(
+            f"{url}: chained fsspec URLs and reference:// are not supported; give the URL of one "
+            "folder."
+        )
     try:
         files, root = fsspec.core.url_to_fs(url)
     except ImportError:
@@ -201,7 +204,7 @@ def _errors(where: str) -> Iterator[None]:
                 "s3, `gcloud auth application-default login` for gs), or ask its owner."
             ) from error
         raise OSError(
-            f"{where}: cannot be reached ({line}); see to the connection and try again."
+            f"{where}: cannot be reached ({line}); check the connection and try again."
         ) from error
 
 

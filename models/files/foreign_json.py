@@ -23,7 +23,7 @@ def read_json(file: Path) -> dict[str, Any]:
     if not file.exists():
         raise FileNotFoundError(f"{file} does not exist; the checkpoint is incomplete.")
     if not file.is_file():
-        raise ValueError(f"{file} is no regular file; copy or download it again.")
+        raise ValueError(f"{file} is not a regular file; copy or download it again.")
     with file.open("rb") as opened:
         return parse_json(opened.read(LARGEST_BYTES + 1), str(file))
 
@@ -42,7 +42,7 @@ def parse_json(text: bytes, where: str) -> dict[str, Any]:
         why = "nested too deep" if isinstance(error, RecursionError) else str(error)[:200]
         raise ValueError(f"{where}: not JSON ({why}); copy or download it again.") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{where} holds a {type(value).__name__}; expected an object of JSON.")
+        raise ValueError(f"{where} holds a {type(value).__name__}; expected a JSON object.")
     return value
 
 
@@ -56,7 +56,7 @@ def section(values: dict[str, Any], name: str, where: str) -> dict[str, Any]:
     if found is None:
         return {}
     if not isinstance(found, dict):
-        raise ValueError(f"{where}: {name} is {str(found)[:80]!r}; expected an object of JSON.")
+        raise ValueError(f"{where}: {name} is {str(found)[:80]!r}; expected a JSON object.")
     return found
 
 
@@ -69,7 +69,7 @@ def whole(values: dict[str, Any], name: str, default: int, where: str, least: in
     found = values.get(name, default)
     if type(found) is not int or found < least:
         raise ValueError(
-            f"{where}: {name} is {str(found)[:80]!r}; expected a number of {least} or more."
+            f"{where}: {name} is {str(found)[:80]!r}; expected a whole number of at least {least}."
         )
     return found
 
@@ -79,5 +79,5 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(values) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the name {twice[:80]!r} stands twice in one object")
+        raise ValueError(f"the name {twice[:80]!r} appears twice in one object")
     return values

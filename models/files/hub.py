@@ -44,13 +44,13 @@ class HubPlace:
         for other in ("model", "dataset"):
             if text.startswith(f"{other}s/"):
                 if other != kind:
-                    raise ValueError(f"{url}: is a {other}'s repository; give a {kind}'s.")
+                    raise ValueError(f"{url}: is a {other} repository; give a {kind} repository.")
                 text = text.removeprefix(f"{other}s/")
         owner, _, rest = text.partition("/")
         named, _, folder = rest.partition("/")
         name, _, revision = named.partition("@")
         if not (owner and name):
-            raise ValueError(f"{url}: expected hf://organisation/name, with @revision if need be.")
+            raise ValueError(f"{url}: expected hf://organisation/name, optionally with @revision.")
         return cls(f"{owner}/{name}", unquote(revision) or "main", folder.strip("/"), kind)
 
 
@@ -107,7 +107,8 @@ def push(
 
     Raises:
       ValueError: the URL names a folder in a repository, or one that holds something already.
-      OSError: access is refused, or the upload failed; the repository is as it was.
+      OSError: access is refused, or the upload failed; the files are as they were, unless it was
+        the tag that could not be moved.
     """
     place, api = HubPlace.parse(url, kind), huggingface_hub.HfApi()
     if place.folder:
@@ -121,8 +122,8 @@ def push(
         held = set(api.list_repo_files(**about, revision=branch)) - {".gitattributes"}
         if held and not replace:
             raise ValueError(
-                f"{url} holds {len(held)} files already, such as {min(held)[:80]!r}; give another "
-                "name or --revision, or --replace to put this in their place."
+                f"{url} holds {len(held)} files already, such as {min(held)[:80]!r}; choose "
+                "another name or --revision, or give --replace to replace them."
             )
         files = [name for name in names if name != "README.md"]
         add = [huggingface_hub.CommitOperationAdd(name, folder / name) for name in files]
@@ -175,11 +176,12 @@ def _errors(where: str) -> Iterator[None]:
         yield
     except hub_errors.GatedRepoError:
         raise OSError(
-            f"{where}: access is granted by its owner only; ask on its page, then `hf auth login`."
+            f"{where}: access needs its owner's approval; request it on the repository's page, "
+            "then run `hf auth login`."
         ) from None
     except hub_errors.RepositoryNotFoundError:
         raise FileNotFoundError(
-            f"{where}: is not on the hub, or private; check the name, or `hf auth login`."
+            f"{where}: is not on the hub, or is private; check the name, or run `hf auth login`."
         ) from None
     except hub_errors.RevisionNotFoundError:
         raise FileNotFoundError(
@@ -187,19 +189,20 @@ def _errors(where: str) -> Iterator[None]:
         ) from None
     except (hub_errors.LocalEntryNotFoundError, hub_errors.IncompleteSnapshotError) as error:
         raise FileNotFoundError(
-            f"{where}: is not wholly cached and the hub cannot be reached; connect, then try again."
+            f"{where}: is not completely cached and the hub cannot be reached; connect, then try "
+            "again."
         ) from error
     except hub_errors.HFValidationError as error:
         raise ValueError(f"{where}: {error}") from None
     except hub_errors.HfHubHTTPError as error:
         refused = error.response is not None and error.response.status_code in (401, 403)
-        remedy = "`hf auth login` with a token that may do this" if refused else "try again"
+        remedy = "run `hf auth login` with a token that permits this" if refused else "try again"
         raise OSError(f"{where}: the hub refused ({_line(error)}); {remedy}.") from error
     except FileNotFoundError:
         raise
     except (OSError, httpx2.TransportError) as error:
         raise OSError(
-            f"{where}: failed ({_line(error)}); see to the connection and try again."
+            f"{where}: failed ({_line(error)}); check the connection and try again."
         ) from error
 
 

@@ -37,7 +37,7 @@ def named_in_file(where: str) -> Any:
     """
     path, _, name = where.rpartition(":")
     if not path or not name:
-        raise ValueError(f"'{where}' is no path/to/file.py:NAME.")
+        raise ValueError(f"'{where}' is not of the form path/to/file.py:NAME.")
     module = run_file(path)
     if not hasattr(module, name):
         raise ValueError(f"{path} has no '{name}'.")
@@ -62,7 +62,7 @@ def load(where: str, kind: type[T], what: str) -> T:
     found = getattr(run_file(path), name, None)
     if not isinstance(found, kind):
         raise ValueError(
-            f"{path} has no {kind.__name__} named '{name}', it has {type(found).__name__}."
+            f"{path} has no {kind.__name__} named '{name}'; found {type(found).__name__}."
         )
     return found
 
@@ -81,15 +81,15 @@ def run_content(file: str, content: str) -> ModuleType:
     source = Path(file).read_bytes()
     if hashlib.sha256(source).hexdigest() != content:
         raise ValueError(
-            f"{file} has changed: its SHA-256 was {content} when the run began; give it that "
-            "content again, or start another run."
+            f"{file} has changed: its SHA-256 was {content} when the run began; restore that "
+            "content, or start another run."
         )
     return _module(Path(file), source)
 
 
 def _module(path: Path, source: bytes) -> ModuleType:
     if path.suffix != ".py":
-        raise ValueError(f"{path} is no Python file; its name must end in .py.")
+        raise ValueError(f"{path} is not a Python file; its name must end in .py.")
     place = f"{path.resolve()}\0".encode()
     name = f"{path.stem}_{hashlib.sha256(place + source).hexdigest()[:12]}"
     if name in sys.modules:

@@ -31,7 +31,10 @@ def current(kind: type, value: dict[str, Any], where: str) -> dict[str, Any]:
     """
     names = [RENAMED.get((kind.__name__, name), name) for name in value]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"{where} gives {twice} twice, by an old name and by the new one.")
+        raise ValueError(
+            f"{where} gives {twice} twice, under an old name and under the new one; give only the "
+            "new one."
+        )
     renamed = dict(zip(names, value.values(), strict=True))
     for name, given in renamed.items():
         if isinstance(given, str):

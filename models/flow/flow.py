@@ -143,9 +143,9 @@ def check_guided(solver: Solver, steps: int, limit: float) -> None:
     only if they are at most 1 / limit long, Euler's up to 2 / limit."""
     if solver == "ab2" and steps < limit:
         raise ValueError(
-            f"solver is 'ab2' with {steps} steps, which overshoots where chunks are guided with a "
-            f"weight of up to {limit:g}; take at least as many steps, solver 'euler', or chunking "
-            f"'none'."
+            f"solver is 'ab2' with {steps} steps, which overshoots when chunks are guided with "
+            f"weights of up to {limit:g}; use at least as many steps, solver 'euler', or chunking "
+            "'none'."
         )
 
 

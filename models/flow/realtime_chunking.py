@@ -128,7 +128,8 @@ def _left(
     actions = np.asarray(chunk, np.float32)
     if actions.ndim != 2 or actions.shape[1] != dims or len(actions) > horizon:
         raise ValueError(
-            f"previous is {list(actions.shape)}; expected at most {horizon} steps of {dims} dims."
+            f"previous has shape {list(actions.shape)}; expected at most {horizon} steps of "
+            f"{dims} dims."
         )
     if not np.isfinite(actions).all():
         raise ValueError("previous holds an action that is not finite.")

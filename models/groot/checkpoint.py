@@ -201,9 +201,9 @@ def _checked(policy: Policy) -> list[str]:
     names = [camera.rpartition(".")[2] for camera in robot.cameras]
     if len(set(names)) < len(names):
         raise ValueError(
-            f"modality.json calls a camera by the last part of its name, by which those of "
-            f"'{robot.name}' cannot be told apart ({', '.join(robot.cameras)}); write it as "
-            f"chiliad."
+            "modality.json names a camera by the last part of its name, but cameras of "
+            f"'{robot.name}' would then share a name ({', '.join(robot.cameras)}); give --to "
+            "chiliad."
         )
     return names
 
@@ -217,14 +217,14 @@ def eagle_robot(policy: Policy, whose: str) -> tuple[Processor, Embodiment]:
     processor = policy.processor
     if processor is None or processor.chat != "eagle":
         raise ValueError(
-            f"{whose}'s GR00T reads prompts by Eagle's chat and tokenizer, but this policy does "
-            f"not; write it as chiliad."
+            f"{whose}'s GR00T reads prompts with Eagle's chat and tokenizer, but this policy does "
+            "not; give --to chiliad."
         )
     robot = processor.embodiments[policy.embodiment]
     if robot.adapter or any(d >= 0 for d in robot.relative):
         raise ValueError(
             f"{whose}'s files have no place for the units of '{robot.name}' (adapter "
-            f"'{robot.adapter}', relative {list(robot.relative)}); write it as chiliad."
+            f"'{robot.adapter}', relative {list(robot.relative)}); give --to chiliad."
         )
     return processor, robot
 
@@ -295,8 +295,8 @@ def _sized(source: CheckpointSource) -> dict[str, Shape]:
     absent = [TABLE.by_path[path].theirs for path in _SIZED if path not in shapes]
     if absent:
         raise ValueError(
-            f"{source.where} is not a whole GR00T-N1.5 checkpoint; without these its sizes cannot "
-            f"be told: {', '.join(absent)}."
+            f"{source.where} is not a complete GR00T-N1.5 checkpoint; these arrays, which "
+            f"determine the model's sizes, are missing: {', '.join(absent)}."
         )
     return shapes
 

@@ -102,7 +102,8 @@ def released_text(path: Path, tokenizer: Path | None = None) -> dict[str, Any]:
     if not bpe:
         raise ValueError(
             f"{path} came without the tokenizer that its embedding was trained with; give "
-            f"--tokenizer FOLDER, that of Eagle's processor with its vocab.json and merges.txt."
+            "--tokenizer FOLDER, the folder of Eagle's processor, which has vocab.json and "
+            "merges.txt."
         )
     values = _config(_folder(path))
     resize = "stretched" if values.get("type") == "groot" else "stretched-middle"
@@ -139,7 +140,7 @@ def _config(root: Path) -> dict[str, Any]:
 
 def _check_only(root: Path, robot: str | None, tag: str) -> None:
     if robot not in (None, tag):
-        raise ValueError(f"{root} acts as '{tag}' alone, not as '{robot}'; leave out the robot.")
+        raise ValueError(f"{root} acts only as '{tag}', not as '{robot}'; leave out the robot.")
 
 
 def _lerobot(root: Path, values: dict[str, Any]) -> tuple[str, Embodiment]:
@@ -163,7 +164,7 @@ def _lerobot(root: Path, values: dict[str, Any]) -> tuple[str, Embodiment]:
     check_name(f"{file}: state_file", packs[0]["state_file"])
     for name, wanted in (("normalize_min_max", True), ("formalize_language", False)):
         if told.get(name, wanted) is not wanted:
-            raise ValueError(f"{file}: {name} is {told[name]!r}; only {wanted} is known here.")
+            raise ValueError(f"{file}: {name} is {told[name]!r}; only {wanted} is supported.")
     statistics, _ = map_file(root / packs[0]["state_file"])
     tag = str(told.get("embodiment_tag"))
     known = section(told, "embodiment_mapping", str(file))
@@ -197,15 +198,16 @@ def _nvidia(file: Path, robot: str | None, modality: Path | None) -> tuple[str, 
         )
     if tag in _TURNED:
         raise ValueError(
-            f"{file}: '{tag}' is a robot of the base model, whose state and actions NVIDIA's data "
-            f"config turns into other numbers, which this code does not; fine-tune the model as "
-            f"new_embodiment."
+            f"{file}: '{tag}' is a robot of the base model, and NVIDIA's data config converts its "
+            "state and actions in a way that is not supported here; fine-tune the model as "
+            "new_embodiment."
         )
     if modality is None:
         raise ValueError(
-            f"{file} does not tell in which order '{tag}' has its cameras and the parts of its "
-            f"state and actions; give the modality.json that lists them as its data config does, "
-            f"load_policy(modality='…/meta/modality.json'), or lay it beside."
+            f"{file} does not give the order of the cameras of '{tag}' and of the parts of its "
+            "state and actions; give the modality.json that lists them in the order of its data "
+            "config, load_policy(modality='…/meta/modality.json'), or put it into the same "
+            "folder."
         )
     told = section(known, tag, str(file))
     parts, where = read_modality(modality), f"{file}: {tag}"
@@ -237,7 +239,7 @@ def _check_plain(modalities: dict[str, Any], parts: Modality, where: str) -> Non
             if turned is not None:
                 raise ValueError(
                     f"{where}: {kind}.{name} is a rotation ({str(turned)[:40]}), which NVIDIA's "
-                    f"data config converts and this code does not; leave it out, or fine-tune."
+                    "data config converts and Chiliad does not; leave it out, or fine-tune."
                 )
 
 
@@ -249,7 +251,7 @@ def _scales(
     highs: list[float] = []
     for name, (first, last) in parts.items():
         if name not in told:
-            raise ValueError(f"{where} has no statistics of {kind}.{name}, only {list(told)}.")
+            raise ValueError(f"{where} has no statistics of {kind}.{name}, only of {list(told)}.")
         values = section(told, name, where)
         for kept, which in ((lows, "min"), (highs, "max")):
             numbers = from_json(tuple[float, ...], values.get(which), f"{where}: {name}.{which}")

@@ -54,7 +54,7 @@ def groot_batch(
         if is_image.sum() != len(own) * tokens:
             raise ValueError(
                 f"Sample {i} has {is_image.sum()} image tokens (id {config.image_token}) in "
-                f"input_ids but {len(own)} views in image_sample, which fill {tokens} each; give "
+                f"input_ids but {len(own)} views in image_sample, each of {tokens} tokens; give "
                 f"every view {tokens} image tokens."
             )
         places = np.arange(len(words))
@@ -108,7 +108,7 @@ def _checked(observation: Mapping[str, ArrayLike], config: GrootConfig) -> dict[
     for name, shape in shapes.items():
         _check_shape(name, given[name], shape)
     if given["images"].dtype != np.uint8:
-        raise ValueError(f"images are {given['images'].dtype}; give uint8 pixels, 0 to 255.")
+        raise ValueError(f"images are {given['images'].dtype}; expected uint8 pixels, 0 to 255.")
     limits = {
         "image_sample": samples,
         "input_ids": config.vocabulary,
@@ -117,7 +117,7 @@ def _checked(observation: Mapping[str, ArrayLike], config: GrootConfig) -> dict[
     for name, limit in limits.items():
         wrong = given[name][(given[name] < 0) | (given[name] >= limit)]
         if wrong.size:
-            raise ValueError(f"{name} holds {wrong[0]}; this model has 0 to {limit - 1}.")
+            raise ValueError(f"{name} holds {wrong[0]}; expected 0 to {limit - 1}.")
     return given
 
 

@@ -62,13 +62,14 @@ def _checked(policy: Policy) -> Embodiment:
     (processor, robot), config = eagle_robot(policy, "LeRobot"), policy.model.config
     if processor.resize != "stretched" or config.image_size != _SIZE:
         raise ValueError(
-            f"LeRobot's GR00T stretches whole pictures to {_SIZE} pixels, but this policy sees "
-            f"{config.image_size}, fitted as '{processor.resize}'; write it as chiliad or groot."
+            f"LeRobot's GR00T stretches whole images to {_SIZE} pixels, but this policy takes "
+            f"images of {config.image_size} pixels, resized as '{processor.resize}'; give --to "
+            "chiliad or groot."
         )
     if list(robot.cameras) != sorted(robot.cameras):
         raise ValueError(
-            f"LeRobot shows GR00T its cameras in the alphabet's order, but '{robot.name}' sees "
-            f"{', '.join(robot.cameras)}; write it as chiliad or groot."
+            f"LeRobot shows GR00T its cameras in alphabetical order, but '{robot.name}' has them "
+            f"in the order {', '.join(robot.cameras)}; give --to chiliad or groot."
         )
     return robot
 

@@ -40,7 +40,9 @@ def read_modality(file: Path) -> Modality:
     parts = {kind: section(values, kind, where) for kind in ("state", "action", "video")}
     absent = [kind for kind, found in parts.items() if not found]
     if absent:
-        raise ValueError(f"{where} names no {absent[0]}; a modality.json has state, action, video.")
+        raise ValueError(
+            f"{where} has no {absent[0]}; a modality.json has state, action and video."
+        )
     return Modality(
         state=_ranges(parts["state"], "state", where),
         action=_ranges(parts["action"], "action", where),
@@ -68,13 +70,13 @@ def check_modality(modality: Modality, columns: Mapping[str, int], where: str) -
             if last > whole:
                 raise ValueError(
                     f"{where}: {kind}.{name} is {first} to {last}, but the dataset's {column} has "
-                    f"{whole} dims; mend the range."
+                    f"{whole} dims; correct the range."
                 )
         if dims(parts) != list(range(whole)):
             raise ValueError(
                 f"{where}: the parts of {kind} are dims {dims(parts)} of {column}, which has "
-                f"{whole}; only all of them in order are read. Choose some with a transform in a "
-                f"mixture (docs/mixtures.md), and take modality.json away."
+                f"{whole}; only all of them in order can be read. To choose some, use a transform "
+                "in a mixture (docs/mixtures.md) and remove modality.json."
             )
 
 
@@ -107,12 +109,12 @@ def _ranges(parts: dict[str, Any], kind: str, where: str) -> dict[str, Range]:
         if type(first) is not int or type(last) is not int or not 0 <= first < last:
             raise ValueError(
                 f"{where}: {kind}.{name} has start {str(first)[:20]} and end {str(last)[:20]}; "
-                f"give whole numbers, the first below the last."
+                "expected whole numbers, start below end."
             )
         if told.get("original_key", _COLUMNS[kind]) != _COLUMNS[kind]:
             raise ValueError(
-                f"{where}: {kind}.{name} is a part of {str(told['original_key'])[:60]}; only parts "
-                f"of {_COLUMNS[kind]} are read."
+                f"{where}: {kind}.{name} has original_key {str(told['original_key'])[:60]}; only "
+                f"parts of {_COLUMNS[kind]} can be read."
             )
         found[name] = first, last
     return found

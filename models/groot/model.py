@@ -133,7 +133,7 @@ class GrootConfig(ModelConfig, family="groot"):
         unknown = [name for name in names if name not in TAGS and not name.isdecimal()]
         if unknown:
             raise ValueError(
-                f"GR00T knows no embodiment '{unknown[0]}'; give --embodiment one of "
+                f"GR00T has no embodiment '{unknown[0]}'; give --embodiment one of "
                 f"{', '.join(TAGS)}, or the number of a row (0 to {self.embodiments - 1})."
             )
         rows = (TAGS[name] if name in TAGS else int(name) for name in names)

@@ -69,7 +69,7 @@ class ByteBpe:
         unpacker = zlib.decompressobj()
         text = unpacker.decompress(base64.b64decode(self.packed, validate=True), _LARGEST)
         if unpacker.unconsumed_tail or not unpacker.eof:
-            raise ValueError(f"it is cut short, or has more than {_LARGEST} bytes")
+            raise ValueError(f"it is cut off, or has more than {_LARGEST} bytes")
         return text.decode()
 
     @cached_property
@@ -77,7 +77,7 @@ class ByteBpe:
         try:
             return Core.from_str(self.json)
         except Exception as error:  # tokenizers raises bare Exception
-            raise ValueError(f"This is no BPE tokenizer ({str(error)[:200]}).") from error
+            raise ValueError(f"This is not a BPE tokenizer ({str(error)[:200]}).") from error
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ByteBpe, (self.packed,)
@@ -98,7 +98,9 @@ class ByteBpe:
         """
         found = self._core.token_to_id(name)
         if found is None:
-            raise ValueError(f"The tokenizer has no token '{name}'; give the model's own.")
+            raise ValueError(
+                f"The tokenizer has no token '{name}'; give the model's own tokenizer."
+            )
         return int(found)
 
     @cached_property
@@ -127,7 +129,7 @@ def _whole(file: Path) -> Core:
         raise ValueError(f"{file} has more than {_LARGEST} bytes")
     core = Core.from_str(file.read_text(encoding="utf-8"))
     if not isinstance(core.model, models.BPE):
-        raise ValueError(f"it is of kind {type(core.model).__name__}")
+        raise ValueError(f"its model is {type(core.model).__name__}, not BPE")
     return core
 
 
@@ -157,7 +159,7 @@ def _from_vocabulary(folder: Path) -> Core:
         core.add_tokens([token])
         if core.token_to_id(token.content) != id:
             raise ValueError(
-                f"its token '{token.content}' is to have the id {id}, but would have "
+                f"its token '{token.content}' should have the id {id}, but would get "
                 f"{core.token_to_id(token.content)}"
             )
     return core

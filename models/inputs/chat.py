@@ -35,7 +35,8 @@ def eagle_turn(
     at = np.flatnonzero(ids == tokenizer.id(PICTURE))
     if len(at) != pictures:
         raise ValueError(
-            f"The prompt ({words[:40]!r}) has {PICTURE}, which stands for a picture; leave it out."
+            f"The prompt ({words[:40]!r}) contains {PICTURE}, which stands for an image; leave it "
+            "out."
         )
     return np.delete(ids, at), tuple((at - np.arange(pictures)).tolist())
 

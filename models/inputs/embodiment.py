@@ -113,12 +113,12 @@ class Embodiment:
         for camera in self.absent:
             if camera not in self.cameras:
                 raise ValueError(
-                    f"Embodiment '{self.name}': absent names '{camera}'; its cameras are "
-                    f"{list(self.cameras)}."
+                    f"Embodiment '{self.name}': absent names '{camera}', which is not one of its "
+                    f"cameras, {list(self.cameras)}."
                 )
         if self.adapter and self.adapter not in ADAPTERS:
             raise ValueError(
-                f"Embodiment '{self.name}': adapter is '{self.adapter}'; known are "
+                f"Embodiment '{self.name}': adapter is '{self.adapter}'; expected one of "
                 f"{list(ADAPTERS)}."
             )
         if self.adapter and (states, dims) != ADAPTERS[self.adapter].dims:

@@ -44,8 +44,8 @@ class Fast:
         if not 0 < self.scale <= _LARGEST_SCALE or abs(self.lowest) > _LAST_CHARACTER:
             raise ValueError(
                 f"FAST has scale {self.scale} and lowest coefficient {self.lowest}; expected a "
-                f"scale above 0 and up to {_LARGEST_SCALE:g}, and no more than {_LAST_CHARACTER} "
-                f"characters."
+                f"scale above 0 and up to {_LARGEST_SCALE:g}, and a lowest coefficient within "
+                f"±{_LAST_CHARACTER}."
             )
 
     @classmethod
@@ -206,7 +206,7 @@ class Fast:
             raise ValueError(f"FAST ids {unknown[:5]} lie outside the vocabulary of {size} tokens.")
         text = self._tokenizer.decode(ids, skip_special_tokens=False)
         if _BROKEN in text or len(text) != horizon * dims:
-            broken = " and are broken characters" if _BROKEN in text else ""
+            broken = ", some of them invalid characters" if _BROKEN in text else ""
             raise ValueError(
                 f"{len(ids)} FAST tokens spell {len(text)} coefficients{broken}; a chunk of "
                 f"{horizon} steps of {dims} dims has {horizon * dims}."
@@ -221,7 +221,7 @@ class Fast:
         try:
             return Tokenizer.from_str(self.bpe)
         except Exception as error:  # tokenizers raises bare Exception
-            raise ValueError(f"This is no FAST tokenizer ({str(error)[:200]}).") from error
+            raise ValueError(f"This is not a FAST tokenizer ({str(error)[:200]}).") from error
 
 
 def dct_matrix(length: int) -> Float[np.ndarray, "k t"]:

@@ -44,7 +44,7 @@ def read_observation(
     unknown = sorted(set(observation) - _KEYS - _UNREAD)
     if unknown:
         raise ValueError(
-            f"The observation has unknown entries {unknown}; known are {sorted(_KEYS)}."
+            f"The observation has unknown entries {unknown}; the known ones are {sorted(_KEYS)}."
         )
     robot = processor.embodiments[embodiment]
     images = _images(observation, robot.cameras)
@@ -113,7 +113,8 @@ def _prompts(observation: Mapping[str, Any], vocabulary: int) -> Any:
     """A prompt for all, or a list with one for each: text or token ids."""
     if ("prompt" in observation) == ("tokenized_prompt" in observation):
         raise ValueError(
-            "The observation needs either 'prompt' (text) or 'tokenized_prompt' (token ids)."
+            "The observation needs exactly one of 'prompt' (text) and 'tokenized_prompt' (token "
+            "ids)."
         )
     if "prompt" in observation:
         text = observation["prompt"]
@@ -131,6 +132,6 @@ def _prompts(observation: Mapping[str, Any], vocabulary: int) -> Any:
         wrong = row[(row < 0) | (row >= vocabulary)]
         if wrong.size:
             raise ValueError(
-                f"tokenized_prompt holds {wrong[0]}; this model has tokens 0 to {vocabulary - 1}."
+                f"tokenized_prompt holds {wrong[0]}; expected token ids from 0 to {vocabulary - 1}."
             )
     return tokens[0] if single else tokens

@@ -85,14 +85,14 @@ class Processor:
         check_size("subtask_limit", self.subtask_limit, least=0)
         if self.chat and (self.sentencepiece or self.words):
             raise ValueError(
-                f"The chat '{self.chat}' is read with a BPE tokenizer, not SentencePiece or words; "
-                f"give the folder or tokenizer.json of the model's own."
+                f"The chat '{self.chat}' needs a BPE tokenizer, not SentencePiece or words; give "
+                "the model's own tokenizer, its folder or its tokenizer.json."
             )
         names = [robot.name for robot in self.embodiments]
         if not names or len(set(names)) < len(names):
             raise ValueError(
-                f"A processor's embodiments are {names}; expected at least one, each with a name "
-                f"of its own."
+                f"A processor's embodiments are {names}; expected at least one, each with a "
+                "different name."
             )
         for robot in self.embodiments:
             dims = len(robot.state.offset), len(robot.actions.offset)
@@ -105,8 +105,9 @@ class Processor:
             lowest, words = self.fast_top - self.fast.size + 1, self.tokenizer.size
             if lowest < words:
                 raise ValueError(
-                    f"{self.fast.size} FAST tokens from id {self.fast_top} down reach {lowest}, "
-                    f"but ids below {words} are text; raise the vocabulary or keep fewer words."
+                    f"{self.fast.size} FAST tokens, counted down from id {self.fast_top}, end at "
+                    f"id {lowest}, but ids below {words} are text; raise the vocabulary or use "
+                    "fewer words."
                 )
 
     @cached_property
@@ -271,8 +272,8 @@ class Processor:
         if self.fast is None:
             raise ValueError(
                 "This policy came without a FAST tokenizer, so its chunks can be neither written "
-                "nor read: give load_policy(fast='FOLDER') (--fast FOLDER), the folder of the "
-                "tokenizer that it was trained with, or a Processor `fast`."
+                "nor read: give the folder of the tokenizer that it was trained with, "
+                "load_policy(fast='FOLDER') (--fast FOLDER), or set the Processor's `fast`."
             )
         return self.fast
 

@@ -61,10 +61,10 @@ def read_raw(
     missing, unknown = sorted(needed - set(flat)), sorted(set(flat) - known)
     if missing or unknown:
         wrong = [f"lacks {missing}"] if missing else []
-        wrong += [f"has {unknown} besides"] if unknown else []
+        wrong += [f"has unknown entries {unknown}"] if unknown else []
         raise ValueError(
-            f"The observation {' and '.join(wrong)}; a robot's clients send {sorted(needed)} and "
-            f"'{keys.prompt}', and may send {sorted(known - needed)}."
+            f"The observation {' and '.join(wrong)}; expected {sorted(needed)} and "
+            f"'{keys.prompt}', and optionally {sorted(known - needed)}."
         )
     read: dict[str, Any] = {
         "image": {camera: _picture(flat[key], key) for key, camera in keys.images if key in flat}
@@ -97,7 +97,7 @@ def _picture(image: Any, key: str) -> UInt8[np.ndarray, "*b h w 3"]:
     picture: Shaped[np.ndarray, ...] = np.asarray(image)
     if picture.ndim not in (3, 4):
         raise ValueError(
-            f"'{key}' has shape {list(picture.shape)}; expected a picture [h, w, 3] or [3, h, w]."
+            f"'{key}' has shape {list(picture.shape)}; expected an image [h, w, 3] or [3, h, w]."
         )
     if np.issubdtype(picture.dtype, np.floating):
         if not (picture.min() >= 0 and picture.max() <= 1):
@@ -118,6 +118,8 @@ def _words(prompt: Any, key: str) -> str | list[str]:
         prompt = prompt.item()
     if isinstance(prompt, str):
         if not prompt:
-            raise ValueError(f"The observation has no '{key}'; say what to do in words.")
+            raise ValueError(
+                f"The observation's '{key}' is missing or empty; describe the task in words."
+            )
         return prompt
     return [str(words) for words in prompt]

@@ -71,7 +71,7 @@ class Tokenizer:
         """
         foreign = [int(i) for i in ids if not PAD <= i < self.size]
         if foreign:
-            raise ValueError(f"Ids {foreign[:5]} are no text; it has ids below {self.size}.")
+            raise ValueError(f"Ids {foreign[:5]} are not text; text has ids below {self.size}.")
         pieces: list[str] = []
         for spelt, run in groupby(ids, lambda i: i < _FIRST_WORD):
             if spelt:
@@ -116,7 +116,7 @@ class SentencePiece:
             found = SentencePieceProcessor(model_proto=proto)
             size = found.vocab_size() if proto else 0
         except (ValueError, RuntimeError) as error:
-            raise ValueError(f"This is no SentencePiece model ({str(error)[:200]}).") from error
+            raise ValueError(f"This is not a SentencePiece model ({str(error)[:200]}).") from error
         if not (0 <= found.bos_id() < size and 0 <= found.eos_id() < size):
             raise ValueError(
                 "This SentencePiece model is empty or has no ids that begin and end a text."

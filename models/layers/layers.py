@@ -77,15 +77,16 @@ class Compute:
             )
         if self.quantized_activations and (not self.quantized or self.quantized_kind != "float8"):
             raise ValueError(
-                "compute.quantized_activations is for kernels kept in float8, of which "
-                f"compute.quantized '{self.quantized}' and compute.quantized_kind "
-                f"'{self.quantized_kind}' make none."
+                "compute.quantized_activations needs kernels in float8, but compute.quantized is "
+                f"'{self.quantized}' and compute.quantized_kind is '{self.quantized_kind}'; "
+                "quantise kernels to float8, or leave it out."
             )
         try:
             re.compile(self.quantized)
         except re.error as error:
             raise ValueError(
-                f"compute.quantized is {self.quantized!r}, no regex: {error}."
+                f"compute.quantized is {self.quantized!r}, which is not a regular expression: "
+                f"{error}."
             ) from error
 
     def unquantized(self) -> "Compute":

@@ -68,14 +68,14 @@ def check_pipeline(pipeline: Pipeline, stages: int, depth: int, rows: int, row_s
     if rows % (micro * row_shards):
         raise ValueError(
             f"{rows} rows at a time do not divide over {row_shards} devices × {micro} "
-            f"micro-batches of the pipeline; use a multiple of {micro * row_shards} rows, or other "
-            f"pipeline.microbatches."
+            f"micro-batches of the pipeline; use a multiple of {micro * row_shards} rows, or "
+            "change pipeline.microbatches."
         )
     if repeats > 1 and micro < stages:
         raise ValueError(
             f"pipeline.repeats is {repeats} with {micro} micro-batches on {stages} stages, so the "
-            f"second time around would begin before the first ends; use at least {stages} "
-            f"micro-batches."
+            f"second repeat would begin before the first ends; use at least {stages} "
+            "micro-batches."
         )
 
 

@@ -99,7 +99,7 @@ def quantize_kernel(path: str, kernel: Float[Array, "l i *o"], kind: Kind) -> Ke
     if kind == "nf4" and kernel.shape[-1] % 2:
         raise ValueError(
             f"{path} has {kernel.shape[-1]} numbers along its last axis, which NF4 cannot pack in "
-            f"pairs; leave it out of model.compute.quantized, or keep it in int8."
+            "pairs; leave it out of model.compute.quantized, or use int8."
         )
     flat = kernel.reshape(len(kernel), inner_size(path, kernel.shape), -1).astype(jnp.float32)
     made: Any = jax.vmap(_ROUNDED[kind])(flat)

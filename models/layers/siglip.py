@@ -52,13 +52,13 @@ class SiglipConfig:
         check_size("vision.depth", self.depth, LARGEST_DEPTH)
         if self.width % self.heads:
             raise ValueError(
-                f"vision.width is {self.width}, which {self.heads} heads (vision.heads) do not "
-                f"divide; change one of them."
+                f"vision.width is {self.width}, which is not a multiple of vision.heads, "
+                f"{self.heads}; change one of them."
             )
         if self.stem < 0 or (self.stem and self.patch % self.stem):
             raise ValueError(
-                f"vision.stem is {self.stem}, which does not divide patches of {self.patch} "
-                f"(vision.patch); change one of them, or take 0 for none."
+                f"vision.stem is {self.stem}, which does not divide vision.patch, {self.patch}; "
+                "change one of them, or use 0 for no stem."
             )
 
     def tokens(self, image_size: int) -> int:
@@ -69,8 +69,8 @@ class SiglipConfig:
         """Raises ValueError unless patches divide the `image_size` of the config called `where`."""
         if image_size % self.patch:
             raise ValueError(
-                f"{where}.image_size is {image_size}, which patches of {self.patch} "
-                f"({where}.vision.patch) do not divide; change one of them."
+                f"{where}.image_size is {image_size}, which is not a multiple of "
+                f"{where}.vision.patch, {self.patch}; change one of them."
             )
 
 

@@ -90,10 +90,10 @@ def lerobot_policy(
         state = "text"
     elif state is None:
         questions.append(
-            "state: 'text' if LeRobot 0.5.0 or later trained it, which spells the robot's "
-            f"{dims[0]} state dims, 'text-padded' if an earlier one did, which spelt all "
-            f"{config.state_dim}, or 'none' if the weights never saw the state (openpi's "
-            "pi05_libero, which lerobot/pi05_libero_base was made from)"
+            "state: 'text' if LeRobot 0.5.0 or later trained it (its prompt spells the robot's "
+            f"{dims[0]} state dims), 'text-padded' if an earlier version did (it spelt all "
+            f"{config.state_dim}), or 'none' if the weights never saw the state (openpi's "
+            "pi05_libero, from which lerobot/pi05_libero_base was made)"
         )
     _ask(path, questions)
     cameras = found.cameras or CAMERAS
@@ -198,7 +198,7 @@ def _form(state: StateOption | None) -> Any:
 def _ask(path: Path, questions: list[str]) -> None:
     if questions:
         raise ValueError(
-            f"Neither the files in {path} nor the folder's name tell how this policy acts. Say "
+            f"Neither the files in {path} nor the folder's name says how this policy acts. Say "
             "which released policy it is, such as released='pi05_droid', or answer with "
             f"load_policy's options: {'; '.join(questions)}."
         )
@@ -209,7 +209,7 @@ def _check_family(path: Path, config: Any, row: Released | None, told: ActingOpt
     if row is not None and row.family != family:
         raise ValueError(
             f"{path} is taken for the released {told.released or path.name}, a {row.family}, but "
-            f"its parameters are those of a {family}; give released= its own name."
+            f"its parameters are those of a {family}; set released to its own name."
         )
     known = ("text", "text-padded", "none") if family == "pi05" else (_STATES[family],)
     if told.state is not None and told.state not in known:
@@ -222,7 +222,8 @@ def _check_family(path: Path, config: Any, row: Released | None, told: ActingOpt
 def _check_horizon(path: Path, told: ActingOptions, written: int | None) -> None:
     if written is not None and told.horizon not in (None, written):
         raise ValueError(
-            f"{path}: horizon is to be {told.horizon}, but its config.json says {written}."
+            f"{path}: horizon is {told.horizon}, but its config.json says {written}; leave out "
+            "horizon."
         )
 
 
@@ -274,7 +275,7 @@ def _finished(robot: Embodiment, relative: tuple[int, ...], told: ActingOptions)
     if wrong:
         raise ValueError(
             f"relative names dims {wrong}, but {robot.name} has {len(robot.state.offset)} state "
-            f"and {len(robot.actions.offset)} action dims; give those that both have."
+            f"and {len(robot.actions.offset)} action dims; give only dims that both have."
         )
     if relative:
         places = range(len(robot.actions.offset))
@@ -295,8 +296,8 @@ def with_names(robot: Embodiment, cameras: Mapping[str, str]) -> Embodiment:
     unknown = sorted(set(cameras.values()) - set(robot.cameras))
     if unknown or len(set(cameras.values())) < len(cameras):
         raise ValueError(
-            f"cameras is {dict(cameras)}; give each of the robot's cameras one of the model's: "
-            f"{list(robot.cameras)}."
+            f"cameras is {dict(cameras)}; give each of the robot's cameras a different one of the "
+            f"model's: {list(robot.cameras)}."
         )
     names = {theirs: ours for ours, theirs in cameras.items()}
     keys = robot.keys and replace(

@@ -46,20 +46,22 @@ def write_lerobot(policy: Policy, target: Path) -> None:
         the units of its robot, for its solver, or for how the model reads the state.
     """
     if policy.processor is None:
-        raise ValueError("The policy has no processor, whose cameras LeRobot's config.json names.")
+        raise ValueError(
+            "The policy has no processor, but LeRobot's config.json needs the names of its cameras."
+        )
     robot = policy.processor.embodiments[policy.embodiment]
     if robot.adapter or any(d >= 0 and d != at for at, d in enumerate(robot.relative)):
         raise ValueError(
             f"LeRobot's files have no place for the units of '{robot.name}' (adapter "
-            f"'{robot.adapter}', relative {list(robot.relative)}); write it as chiliad."
+            f"'{robot.adapter}', relative {list(robot.relative)}); give --to chiliad."
         )
     merged, params = lora.merge(policy.model.config, policy.params)
     _check_form(merged, "LeRobot", _LEROBOT)
     if merged.solver != "euler":
         raise ValueError(
-            f"LeRobot takes Euler's steps alone, but this policy's model.solver is "
-            f"'{merged.solver}'; give --solver euler (solver of load_policy), or write it as "
-            f"chiliad."
+            "LeRobot supports only Euler's steps, but this policy's model.solver is "
+            f"'{merged.solver}'; give --solver euler (solver of load_policy), or --to "
+            "chiliad."
         )
     told = lerobot.LerobotConfig(
         horizon=merged.horizon,
@@ -88,9 +90,9 @@ def _check_form(config: PiConfig, code: str, known: tuple[tuple[str, str], ...])
         remedy = "chiliad or openpi" if (config.time, config.state_input) in _OPENPI else "chiliad"
         forms = " or ".join(f"'{time}' and '{state}'" for time, state in known)
         raise ValueError(
-            f"{code} has models with model.time and model.state_input {forms}, but this policy has "
-            f"'{config.time}' and '{config.state_input}' and would run there as another; write it "
-            f"as {remedy}."
+            f"{code} has models with model.time and model.state_input {forms}, but this policy "
+            f"has '{config.time}' and '{config.state_input}', so it would act differently there; "
+            f"give --to {remedy}."
         )
 
 

@@ -47,8 +47,8 @@ def pi_config(
     missing = [f"{path} ({table.by_path[path].theirs})" for path in needed if path not in shapes]
     if missing:
         raise ValueError(
-            f"{source.where} is not a whole π0 or π0.5 checkpoint; without these its sizes cannot "
-            f"be told: {', '.join(missing)}."
+            f"{source.where} is not a complete π0 or π0.5 checkpoint; these arrays, which "
+            f"determine the model's sizes, are missing: {', '.join(missing)}."
         )
     vision = siglip_config(shapes)
     action_dim = shapes["action_in/kernel"][0]

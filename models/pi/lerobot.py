@@ -244,7 +244,9 @@ def read_config(path: Path) -> LerobotConfig:
     path = Path(path)
     file = (path if path.is_dir() else path.parent) / "config.json"
     if not file.is_file():
-        raise FileNotFoundError(f"{file} does not exist; it tells the horizon of the policy.")
+        raise FileNotFoundError(
+            f"{file} does not exist, but it gives the policy's horizon; copy it there."
+        )
     values, where = read_json(file), str(file)
     kind = values.get("type", "pi05")
     horizons = [name for name in ("chunk_size", "action_horizon") if values.get(name) is not None]
@@ -260,8 +262,7 @@ def read_config(path: Path) -> LerobotConfig:
     for name in ("use_visual_memory", "use_proprioceptive_memory"):
         if values.get(name):
             raise ValueError(
-                f"{file} has {name}; a policy that reads earlier observations cannot act here, as "
-                "its model is not built yet."
+                f"{file} has {name}; policies that read earlier observations are not supported yet."
             )
     action = _dim(outputs, "action", where)
     return LerobotConfig(
@@ -378,7 +379,7 @@ def _heads(source: CheckpointSource, name: str, default: int) -> int:
     told = source.metadata.get(name, str(default))
     if not (told.isascii() and told.isdigit() and len(told) < 6 and int(told)):
         raise ValueError(
-            f"{source.where}: {name} of its metadata is {told[:80]!r}; expected a number of heads."
+            f"{source.where}: {name} in its metadata is {told[:80]!r}; expected a number of heads."
         )
     return int(told)
 

@@ -65,7 +65,7 @@ def _normalizer(
 ) -> Normalizer:
     def get(kind: str) -> Float[np.ndarray, " d"]:
         if f"{name}.{kind}" not in statistics:
-            raise ValueError(f"{file} scales {name} by {mode} but its statistics lack '{kind}'.")
+            raise ValueError(f"{file} scales {name} by {mode}, but its statistics lack '{kind}'.")
         array = np.asarray(statistics[f"{name}.{kind}"], np.float64)
         if array.ndim != 1 or len(array) > LARGEST_DIMS:
             raise ValueError(
@@ -85,7 +85,8 @@ def _normalizer(
         offset, scale = low + width / 2, width / 2
     else:
         raise ValueError(
-            f"{file} scales {name} by {str(mode)[:80]}; known are MEAN_STD, {', '.join(_RANGES)}."
+            f"{file} scales {name} by {str(mode)[:80]}; expected one of MEAN_STD, "
+            f"{', '.join(_RANGES)}."
         )
     try:
         return Normalizer(tuple(offset.tolist()), tuple(scale.tolist()))

@@ -145,7 +145,7 @@ def export(params: PyTree, path: Path, rules: Table | None = None) -> None:
     """
     target = Path(path).absolute() / "params"
     if target.exists():
-        raise ValueError(f"{target} exists; give a directory without a checkpoint in it.")
+        raise ValueError(f"{target} already exists; give a directory without a checkpoint in it.")
     if rules is None:
         flow_time = "expert/norm/modulation/kernel"
         rules = PI05 if flow_time in flatten_dict(params, sep="/") else PI0

@@ -49,7 +49,10 @@ def read_scale(
         for kind in _KINDS[scaling]
     )
     if len(first) != len(second):
-        raise ValueError(f"{file}: {name} has {len(first)} and {len(second)} numbers.")
+        raise ValueError(
+            f"{file}: {' and '.join(_KINDS[scaling])} of {name} have {len(first)} and "
+            f"{len(second)} numbers; expected equally many."
+        )
     if dims is not None and len(first) < dims:
         raise ValueError(
             f"{file}: {name} has {len(first)} numbers, but the robot has {dims} dims; give the "

@@ -37,8 +37,9 @@ def cross_entropies(
     """
     if hidden is None:
         raise ValueError(
-            "The model has a cross-entropy loss but the batch has no targets; make its layout with "
-            "targets=config.targets, and give model.targets (tools.train finds it by its data)."
+            "The model has a cross-entropy loss, but the batch has no targets; make its layout "
+            "with targets=config.targets, and set model.targets (tools.train derives it from the "
+            "data)."
         )
     kind = batch.target_kind[:, :, 1:]
     same = kind == batch.target_kind[:, :, :-1]

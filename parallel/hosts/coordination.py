@@ -62,8 +62,8 @@ class Client:
             named = str(error).partition("timed out task names:")[2].split("RPC:")[0]
             late = sorted(map(int, re.findall(r"\d+", named)))
             raise TimeoutError(
-                f"Not all processes came to '{name}' within {seconds:g} seconds; late "
-                f"are the ranks {late}, see what those wait for."
+                f"Not all processes reached '{name}' within {seconds:g} seconds; ranks {late} are "
+                f"late, so check what they are waiting for."
             ) from error
 
 
@@ -118,7 +118,7 @@ def detect() -> ProcessPlace | None:
         if pod:
             raise ValueError(
                 "JOB_COMPLETION_INDEX is set, so this is one pod of a Kubernetes Job, but jax "
-                "cannot ask for the others; pip install 'jax[k8s]', or give --coordinator, "
+                "cannot find the others; run `pip install 'jax[k8s]'`, or give --coordinator, "
                 "--num-processes and --process-id."
             )
     for size, rank, local in _MPI:

@@ -36,9 +36,10 @@ def row_share(mesh: Mesh) -> tuple[int, int]:
     if parts != [tuple(range(i, i + size)) for i in range(0, row_shards(mesh), size)]:
         named = "; ".join(f"process {p}: {sorted(shards[p])}" for p in sorted(shards))
         raise ValueError(
-            f"Rows of the batch, in {row_shards(mesh)} parts over data and fsdp, must fall to the "
-            f"processes in equal, adjoining runs, but they hold {named}; choose mesh sizes that "
-            f"divide the {jax.local_device_count()} devices of a process, or are multiples of them."
+            f"The {row_shards(mesh)} parts of the batch's rows (over data and fsdp) must fall to "
+            f"the processes in equal, contiguous shares, but they hold {named}; choose mesh sizes "
+            f"that divide the {jax.local_device_count()} devices of a process, or are multiples of "
+            f"that number."
         )
     mine = shards[jax.process_index()]
     return min(mine) // size, len(parts)

@@ -26,7 +26,7 @@ _REMEDIES = {
     errno.EROFS: "mount it for writing, or choose another place",
     errno.EACCES: "change its permissions, or choose another place",
     errno.EPERM: "change its permissions, or choose another place",
-    errno.ENOTDIR: "remove what is in the place of its folder, or choose another place",
+    errno.ENOTDIR: "remove the file that is in its folder's place, or choose another place",
     errno.EISDIR: "remove the folder in its place, or choose another place",
     errno.EEXIST: "remove what is in its place, or choose another place",
     errno.ELOOP: "remove the link in its place, or choose another place",
@@ -35,7 +35,7 @@ _REMEDIES = {
     errno.ESTALE: "mount its folder again",
     errno.ENODEV: "mount its folder again",
     errno.ENOTCONN: "mount its folder again",
-    errno.ETIMEDOUT: "see whether its server can be reached",
+    errno.ETIMEDOUT: "check whether its server can be reached",
 }
 """Remedies for the errors that a disk, a file system or its permissions cause."""
 

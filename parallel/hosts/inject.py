@@ -58,8 +58,8 @@ def parse(text: str) -> list[Fault]:
         found = re.fullmatch(r"(\w+)@rank(\d+):step(\d+)", part.strip())
         if found is None or found[1] not in KINDS:
             raise ValueError(
-                f"--inject: {part!r} is no fault; expected KIND@rankR:stepS, such as "
-                f"kill@rank1:step50, KIND one of {', '.join(KINDS)}."
+                f"--inject: {part!r} is not a fault; expected KIND@rankR:stepS, such as "
+                f"kill@rank1:step50, where KIND is one of {', '.join(KINDS)}."
             )
         faults.append(Fault(found[1], int(found[2]), int(found[3])))
     return faults

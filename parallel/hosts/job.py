@@ -108,14 +108,14 @@ def find_job(
     if missing or where is None or processes is None or rank is None:
         by = "the other options do" if place is None else f"{place.cluster} does"
         raise ValueError(
-            f"{' and '.join(missing)}: missing, and {by} not tell; give --coordinator HOST:PORT "
-            f"(where process 0 runs), --num-processes N and --process-id I, or --num-processes 1 "
-            f"to run alone."
+            f"{' and '.join(missing)}: missing, and {by} not supply them; give --coordinator "
+            f"HOST:PORT (where process 0 runs), --num-processes N and --process-id I, or "
+            f"--num-processes 1 to run alone."
         )
     if not 0 <= rank < processes:
         raise ValueError(
-            f"--process-id is {rank} and --num-processes {processes}; ids go from 0 to one less "
-            f"than there are processes."
+            f"--process-id is {rank} and --num-processes {processes}; ids go from 0 to the number "
+            f"of processes minus 1."
         )
     check_address(where)
     return Job(where, processes, rank, None if place is None else place.device)

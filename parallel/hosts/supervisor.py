@@ -91,7 +91,7 @@ def supervise(plan: LaunchPlan) -> int:
                 return failure.code
             slots = _next_slots(plan, slots, failure.rank)
             _say(
-                f"beginning anew with {len(slots)} processes, restart {attempt + 1} of "
+                f"restarting with {len(slots)} processes, restart {attempt + 1} of "
                 f"{plan.max_restarts}"
             )
     raise AssertionError("unreachable")
@@ -116,21 +116,23 @@ def _check(plan: LaunchPlan) -> None:
             raise ValueError(f"{name} is {value}; expected {least} or more.")
     if plan.min_processes is not None and plan.min_processes > plan.processes:
         raise ValueError(
-            f"--min-processes is {plan.min_processes}, more than the {plan.processes} of -n."
+            f"--min-processes is {plan.min_processes}; expected at most {plan.processes} (-n)."
         )
     if not 0 <= plan.node < plan.nodes:
-        raise ValueError(f"--node-rank is {plan.node}; expected 0 to {plan.nodes - 1} of --nodes.")
+        raise ValueError(
+            f"--node-rank is {plan.node}; expected 0 to {plan.nodes - 1}, below --nodes."
+        )
     if plan.nodes > 1 and (plan.coordinator is None or plan.min_processes is not None):
         raise ValueError(
-            "--nodes: several machines need --coordinator HOST:PORT of the first, alike on all, "
-            "and restart with as many processes (no --min-processes)."
+            "Several machines (--nodes) need --coordinator HOST:PORT of the first machine, the "
+            "same on all, and always restart with all processes; leave out --min-processes."
         )
     if plan.coordinator is not None:
         job.check_address(plan.coordinator)
     if shutil.which(plan.command[0]) is None:
         raise ValueError(
-            f"{plan.command[0]}: no such program, or not an executable one; give the command to "
-            f"run after --, such as python -m tools.train."
+            f"{plan.command[0]}: no such program, or it is not executable; give the command to run "
+            f"after --, such as python -m tools.train."
         )
 
 

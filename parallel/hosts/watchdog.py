@@ -203,7 +203,7 @@ class Watchdog:
             if rank in blamed or len(beats) <= 16
         )
         who = f"suspect: rank {', '.join(map(str, blamed))}" if blamed else "no single suspect"
-        what = f"nothing went on for {mine.age:.0f} s; {who} ({standing})"
+        what = f"no progress for {mine.age:.0f} s; {who} ({standing})"
         suspect = (blamed or [self._rank])[0]
         self._follow(self._announce({"rank": suspect, "what": what, "code": exits.STALLED}))
 
@@ -257,8 +257,8 @@ class Watchdog:
 
 def _interrupted(phase: str) -> str:
     if phase in ("starting", "preparing"):
-        return "Interrupted while preparing; what is finished of the frame store is kept."
-    return f"Interrupted while {phase}; --resume goes on from the last checkpoint."
+        return "Interrupted while preparing; the finished part of the frame store is kept."
+    return f"Interrupted while {phase}; --resume continues from the last checkpoint."
 
 
 def _report(rank: int, what: str) -> None:

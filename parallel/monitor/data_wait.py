@@ -57,13 +57,13 @@ class DataWait:
 def _remedy(total: _Step) -> str:
     if total.reading > total.cpu > 0:
         return (
-            "The loader mostly waits for storage, or for a free core: keep the frame store on a "
-            "local disk, and raise --data.workers where cores are idle."
+            "The loader mostly waits for storage or for a free core: keep the frame store on a "
+            "local disk, and raise --data.workers if cores are idle."
         )
     if total.decoding > total.cpu / 2:
         return (
-            f"{total.decoding / total.cpu:.0%} of the loader's CPU time goes into decoding "
-            "pictures: raise --data.workers, or train from a frame store (from a raw one, or one "
-            "of smaller pictures, if this is one) made with `python -m tools.data convert`."
+            f"{total.decoding / total.cpu:.0%} of the loader's CPU time goes into decoding images: "
+            "raise --data.workers, or train from a frame store made with `python -m tools.data "
+            "convert` (if this is one already: from a raw one, or one with smaller images)."
         )
     return "Raise --data.workers."

@@ -43,7 +43,7 @@ _MEANING = {
     "start": "starting, up to the first step",
     "restart": "from an interruption to the next step",
     "stopped": "stopped, until resumed",
-    "wasted": "steps that were lost and made again",
+    "wasted": "steps that were lost and repeated",
 }
 
 
@@ -91,7 +91,7 @@ class Account:
         """A headline and a line per cause, for the end of a run. Shares are of the time in which
         the run was not stopped; "stopped" itself has no share."""
         starts = f"{self.starts} start" + "s" * (self.starts != 1)
-        lost = f", {self.lost_steps} lost and made again" if self.lost_steps else ""
+        lost = f", {self.lost_steps} lost and repeated" if self.lost_steps else ""
         lines = [f"Goodput {self.goodput:.1%}: {self.steps} steps in {starts}{lost}"]
         for cause, seconds in self.seconds.items():
             if seconds > 0:

@@ -40,7 +40,7 @@ def check_record(found: Any) -> None:
     """Raises ValueError, with the field, unless `Spikes.record` made `found`."""
     norms = entry(found, "norms")
     if not isinstance(norms, list) or len(norms) > _WINDOW + IN_FLIGHT:
-        raise ValueError(f"bad_steps.norms is {shown(norms)}, expected a list of the last steps'")
+        raise ValueError(f"bad_steps.norms is {shown(norms)}, expected a list of recent norms")
     for norm in norms:
         pair = isinstance(norm, list) and [type(part) for part in norm] in (
             [int, int],
@@ -101,7 +101,7 @@ class Spikes:
             )
         many = f"; {self._in_a_row} steps in a row were skipped" if self._in_a_row > 1 else ""
         remedy = (
-            "the steps before it are saved; resume with --trainer.on_bad_step skip to leave it out"
+            "resume with --trainer.on_bad_step skip to leave it out; the steps before it are saved"
             if self.policy == "stop"
             else "begin a new run with a lower learning rate"
         )

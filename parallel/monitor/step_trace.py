@@ -53,8 +53,8 @@ class StepTrace:
         self._folder = directory / FOLDER / f"host-{host_index()}"
         if wanted and done >= wanted.stop and not self._folder.exists():
             console.print(
-                f"Steps {wanted.start} to {wanted.stop - 1} were made before this start; nothing "
-                f"is traced.",
+                f"Steps {wanted.start} to {wanted.stop - 1} were already made before this start, "
+                f"so nothing is traced.",
                 soft_wrap=True,
             )
         self._wanted, self._console, self._failure = wanted, console, failure

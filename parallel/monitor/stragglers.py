@@ -65,6 +65,6 @@ class StragglerMonitor:
         self._spoken = now
         return metrics, (
             f"Host {names[worst]} of {len(names)} keeps the others waiting: in the last {_STEPS} "
-            f"steps it took {slow:.3g} s before a step, others {usual:.3g} s; "
-            f"{np.median(wait[:, worst]):.3g} s of it waiting for data."
+            f"steps it needed {slow:.3g} s before each step, the others {usual:.3g} s; "
+            f"{np.median(wait[:, worst]):.3g} s of that was waiting for data."
         )

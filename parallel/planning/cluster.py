@@ -40,7 +40,9 @@ class Chip:
 
     def __post_init__(self) -> None:
         if not self.flops:
-            raise ValueError("chip.flops is empty; give the dense peak FLOP/s of a dtype or more.")
+            raise ValueError(
+                "chip.flops is empty; give the dense peak FLOP/s of at least one dtype."
+            )
         peaks = {f"chip.flops.{dtype}": peak for dtype, peak in self.flops.items()}
         names = ("memory", "bandwidth", "matmul_share", "bandwidth_share", "memory_share")
         _check_positive(peaks | {f"chip.{name}": getattr(self, name) for name in names})
@@ -90,8 +92,8 @@ class Cluster:
     def __post_init__(self) -> None:
         if self.devices < 1 or self.node < 1 or self.devices % min(self.node, self.devices):
             raise ValueError(
-                f"cluster.devices is {self.devices} in nodes of {self.node} (cluster.node); whole "
-                f"nodes are expected, a multiple of {self.node} or fewer devices than that."
+                f"cluster.devices is {self.devices} in nodes of {self.node} (cluster.node); "
+                f"expected whole nodes: a multiple of {self.node}, or less than one node."
             )
         _check_positive({"cluster.failures": self.failures})
         if self.jitter < 0:
@@ -159,8 +161,8 @@ def make_cluster(
     """
     if gpu not in CHIPS:
         raise ValueError(
-            f"--gpu is {gpu!r}, expected one of {sorted(CHIPS)}; describe another chip in a JSON "
-            f"file of a cluster (--cluster)."
+            f"--gpu is {gpu!r}, expected one of {sorted(CHIPS)}; describe any other chip in a JSON "
+            f"file (--cluster)."
         )
     if nic_gbps <= 0:
         raise ValueError(f"--nic-gbps is {nic_gbps}; give the Gb/s of one device's NIC, above 0.")
@@ -176,12 +178,12 @@ def read_cluster(path: str | Path) -> Cluster:
       ValueError: it is not JSON; a field is unknown, missing, of another type or makes no sense.
     """
     if not Path(path).is_file():
-        raise FileNotFoundError(f"{path}: no such file; --cluster takes the JSON of a cluster.")
+        raise FileNotFoundError(f"{path}: no such file; --cluster takes a JSON file of a cluster.")
     try:
         value = json.loads(Path(path).read_text())
     except ValueError as error:
         raise ValueError(
-            f"{path} is not JSON ({error}); --cluster takes that of a cluster."
+            f"{path} is not JSON ({error}); --cluster takes a JSON file of a cluster."
         ) from None
     if isinstance(value, dict) and isinstance(value.get("chip"), str):
         if value["chip"] not in CHIPS:

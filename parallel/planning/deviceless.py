@@ -180,8 +180,8 @@ def devices(target: str = "h100", topology: str = "1x1x1") -> list[jax.Device]:
         )
     except NotImplementedError as error:
         raise ImportError(
-            "JAX started without its CUDA plugin because no GPU is here: set JAX_PLATFORMS=cpu "
-            "or JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 before the first array is made."
+            "JAX started without its CUDA plugin because this machine has no GPU: set "
+            "JAX_PLATFORMS=cpu or JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 before the first array is made."
         ) from error
     return list(found.devices)
 

@@ -295,7 +295,7 @@ def _closing(line: str, at: int) -> int:
         depth += (line[end] == "(") - (line[end] == ")")
         if not depth:
             return end
-    raise ValueError(f"A line of the program has an open parenthesis: {line[:200]}")
+    raise ValueError(f"A line of the program has an unclosed parenthesis: {line[:200]}")
 
 
 def _kind(x: Instruction) -> tuple[str | None, bool]:

@@ -25,9 +25,9 @@ class Recovery:
     def __post_init__(self) -> None:
         if not (self.save > 0 and self.restart >= 0):
             raise ValueError(
-                f"A save blocks for {self.save} seconds (--save-seconds) and a restart takes "
-                f"{self.restart} (--restart-seconds); the first must be above 0, such as 0.1 where "
-                f"it goes on in the background, the second at least 0."
+                f"--save-seconds (how long a save blocks) is {self.save} and --restart-seconds "
+                f"{self.restart}; the first must be above 0, such as 0.1 if saving continues in "
+                f"the background, the second at least 0."
             )
 
 

@@ -47,7 +47,7 @@ def show(found: Explanation, console: Console, top: int = _TOP) -> None:
         f"The program as a GPU runs it: {report['kernels']:,} kernels, "
         f"{found.flops / 1e12:,.1f} TFLOP and {found.bytes / 1e9:,.1f} GB in "
         f"{found.seconds * 1e3:,.1f} ms, of which {report['memory_bound_seconds'] * 1e3:,.1f} in "
-        f"kernels that wait for memory and {found.exposed * 1e3:,.1f} for collectives alone.",
+        f"memory-bound kernels and {found.exposed * 1e3:,.1f} waiting for collectives alone.",
         highlight=False,
     )
     for title, groups in (
@@ -56,14 +56,14 @@ def show(found: Explanation, console: Console, top: int = _TOP) -> None:
     ):
         console.print(_group_table(title, groups))
     console.print(_loop_table(found))
-    console.print(_kernel_table("Slowest that wait for memory", report["memory_bound"]))
+    console.print(_kernel_table("Slowest memory-bound kernels", report["memory_bound"]))
     gigabytes = report["moved_bytes"] / 1e9
-    title = f"Copies, transposes, slices outside of fusions: {gigabytes:,.1f} GB, the largest"
+    title = f"Largest copies, transposes and slices outside fusions; {gigabytes:,.1f} GB in all"
     console.print(_kernel_table(title, report["moved"]))
     console.print(_cast_table(found, top))
     console.print(_collective_table(found, top))
     for name in found.loops_of_unknown_length:
-        console.print(f"{name} is a loop of unknown length: one turn is counted.")
+        console.print(f"{name} is a loop of unknown length; it is counted as one iteration.")
 
 
 def _scope(kernel: CompiledKernel) -> str:
@@ -143,7 +143,7 @@ def _group_table(title: str, groups: Mapping[str, dict[str, Any]]) -> Table:
 
 
 def _loop_table(found: Explanation) -> Table:
-    table = _table("Loops", 2, "", "", "turns", "kernels a turn", "ms a turn")
+    table = _table("Loops", 2, "", "", "iterations", "kernels each", "ms each")
     for loop in found.loops:
         ms = f"{loop.seconds * 1e3:.2f}"
         table.add_row(loop.scope, loop.phase, str(loop.trips), str(loop.kernels), ms)
@@ -151,7 +151,7 @@ def _loop_table(found: Explanation) -> Table:
 
 
 def _kernel_table(title: str, kernels: Sequence[dict[str, Any]]) -> Table:
-    table = _table(title, 3, "", "", "", "times", "MB a time", "ms")
+    table = _table(title, 3, "", "", "", "times", "MB each", "ms")
     for k in kernels:
         size, ms = f"{k['bytes'] / 1e6:,.1f}", f"{k['seconds'] * 1e3:.2f}"
         table.add_row(k["scope"], k["phase"], k["name"], str(k["times"]), size, ms)
@@ -160,7 +160,7 @@ def _kernel_table(title: str, kernels: Sequence[dict[str, Any]]) -> Table:
 
 def _cast_table(found: Explanation, top: int) -> Table:
     size = sum(c.bytes for c in found.casts) / 1e9
-    title = f"Arguments cast to narrower dtypes: {size:,.2f} GB written, the largest"
+    title = f"Largest casts of arguments to narrower dtypes; {size:,.2f} GB written in all"
     table = _table(title, 2, "", "to", "casts", "MB", "times whole")
     for c in found.casts[:top]:
         often = f"{c.bytes / c.whole:.2f}"
@@ -169,9 +169,7 @@ def _cast_table(found: Explanation, top: int) -> Table:
 
 
 def _collective_table(found: Explanation, top: int) -> Table:
-    table = _table(
-        "Collectives that take longest", 3, "", "", "axes", "times", "MB sent", "ms", "meanwhile"
-    )
+    table = _table("Slowest collectives", 3, "", "", "axes", "times", "MB sent", "ms", "meanwhile")
     for one in _longest(found.collectives)[:top]:
         c = one.collective
         table.add_row(

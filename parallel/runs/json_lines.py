@@ -25,8 +25,8 @@ def read_lines(path: Path, fits: Fits) -> list[dict[str, Any]]:
     lines, damaged, _ = _scan(path, fits)
     if damaged:
         raise ValueError(
-            f"{path}, line {damaged[0]}: not a line of this log; resuming the run sets the file "
-            f"aside and keeps the others, or remove the line."
+            f"{path}, line {damaged[0]}: not a line of this log; remove the line, or resume the "
+            f"run, which sets the file aside and keeps the good lines."
         )
     return lines
 
@@ -51,15 +51,15 @@ def set_damage_aside(
     count = len(lines) + len(damaged) + torn
     if last_matters and count and (torn or count in damaged):
         raise ValueError(
-            f"{path}, line {count}: damaged, and the last line says how the run goes on; put a "
-            f"sound copy of the file in its place, or begin in another folder."
+            f"{path}, line {count}: damaged, but the run needs the last line to continue; put an "
+            f"intact copy of the file in its place, or start in another folder."
         )
     if damaged:
         copy = set_aside(path)
         more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
         console.print(
-            f"{path}, line {damaged[0]}{more}: damaged; the file was set aside as {copy.name}, its "
-            f"{len(lines)} good lines are kept.",
+            f"{path}, line {damaged[0]}{more}: damaged; the file was set aside as {copy.name}, and "
+            f"its {len(lines)} good lines are kept.",
             soft_wrap=True,
         )
     if damaged or torn:

@@ -79,7 +79,7 @@ class Mirror:
         if failure := agree("mirrored", "", bring):
             raise OSError(
                 f"Step {step} is saved in {self._directory}, but did not arrive in "
-                f"{self._bucket.url}: {failure} The same command with --resume brings it there."
+                f"{self._bucket.url}: {failure} The same command with --resume copies it there."
             )
 
     def __enter__(self) -> "Mirror":
@@ -98,8 +98,8 @@ class Mirror:
             self._copy(step)
         except Exception as error:  # the run continues, and the next checkpoint may arrive
             self._console.print(
-                f"warning: step {step} did not arrive in {self._bucket.url}: {error} Training goes "
-                "on; the next checkpoint is brought there as well.",
+                f"warning: step {step} did not arrive in {self._bucket.url}: {error} Training "
+                "continues, and the next checkpoint is copied there as usual.",
                 soft_wrap=True,
             )
         finally:
@@ -122,7 +122,7 @@ class Mirror:
         for name in names:
             found, size = listed.get(f"{within}/{name}"), (path / name).stat().st_size
             if found is None or found.size != size:
-                raise OSError(f"{self._bucket.url}/{within}/{name} did not arrive whole.")
+                raise OSError(f"{self._bucket.url}/{within}/{name} is missing or incomplete.")
         self._bucket.put(self._directory, [f"{within}/{digests.NAME}"])
         self._arrived = step
         older = sorted(o for o, files in there.items() if o < step and digests.NAME in files)
@@ -171,16 +171,16 @@ def _begin(bucket: Bucket, directory: Path, resume: bool, console: Console) -> s
     there = whole_steps(bucket)
     if there and not resume:
         raise ValueError(
-            f"{bucket.url} holds a run already, saved at step {there[-1]}; go on with --resume or "
-            f"name another place."
+            f"{bucket.url} holds a run already, saved at step {there[-1]}; continue with --resume "
+            f"or name another place."
         )
     here = own.steps(directory / "checkpoints")
     if there and (not here or there[-1] > here[-1]):
         _bring(bucket, directory, there[-1])
-        console.print(f"Brought step {there[-1]} from {bucket.url} to {directory}.", soft_wrap=True)
+        console.print(f"Copied step {there[-1]} from {bucket.url} to {directory}.", soft_wrap=True)
     if resume and not (there or (directory / CONFIG_NAME).exists()):
         console.print(
-            f"Neither {directory} nor {bucket.url} holds a run; beginning one at step 0.",
+            f"Neither {directory} nor {bucket.url} holds a run; starting one at step 0.",
             soft_wrap=True,
         )
         return "new"
@@ -227,7 +227,7 @@ def _by_step(bucket: Bucket) -> dict[int, list[str]]:
 def _bucket_url(url: str) -> str:
     if url.startswith("hf:"):
         raise ValueError(
-            f"{url}: a run is mirrored to a bucket (s3://…, gs://…) or a folder; put its result on "
-            "the hub with `python -m tools.checkpoint push`."
+            f"{url}: a run can be mirrored only to a bucket (s3://…, gs://…) or a folder; upload "
+            "its result to the hub with `python -m tools.checkpoint push`."
         )
     return url_of(url).rstrip("/") if is_remote(url) else f"file://{Path(url).absolute()}"

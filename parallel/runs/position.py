@@ -25,8 +25,8 @@ class NoPosition(ValueError):
 
     def __init__(self, path: Path, why: ValueError) -> None:
         super().__init__(
-            f"{path}, position: {why}; copy the checkpoint again, or rename it, and --resume goes "
-            f"on from the one before."
+            f"{path}, position: {why}; copy the checkpoint again, or rename it so that --resume "
+            f"continues from the one before."
         )
 
 

@@ -46,7 +46,7 @@ def check_folder(directory: Path, resume: bool) -> None:
     if not resume and (steps or saved.exists()):
         at = f" at step {steps[-1]}" if steps else _at(saved)
         raise ValueError(
-            f"{directory} holds a run already, saved{at}; go on with --resume or name another "
+            f"{directory} holds a run already, saved{at}; continue with --resume or name another "
             f"directory."
         )
 
@@ -61,10 +61,12 @@ def check_saved(directory: Path) -> None:
     folder, saved = directory / "checkpoints", directory / SAVED_NAME
     if folder.is_symlink() and not folder.exists():
         raise FileNotFoundError(
-            f"{folder} is a link to {folder.readlink()}, which does not exist; mount or make it."
+            f"{folder} is a link to {folder.readlink()}, which does not exist; mount or create it."
         )
     if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is no folder; move it away and put the run's checkpoints back.")
+        raise ValueError(
+            f"{folder} is not a folder; move it away and put the run's checkpoints back."
+        )
     if not saved.exists() or own.steps(folder) or any(folder.glob("*.damaged*")):
         return
     raise FileNotFoundError(
@@ -113,7 +115,7 @@ def read_config(directory: Path, console: Console) -> Json | None:
         replace_text(path, json.dumps(found, indent=2) + "\n")
     instead = "that of this command" if found is None else f"that of checkpoint {step}"
     console.print(
-        f"{path} is damaged and was set aside as {copy.name}; going on with {instead}.",
+        f"{path} is damaged and was set aside as {copy.name}; continuing with {instead}.",
         soft_wrap=True,
     )
     return found

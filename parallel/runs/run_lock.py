@@ -155,7 +155,7 @@ def _lock(folder: Path, console: Console) -> str:
             raise
         if left is not None and not (left.is_here and left.is_alive):  # else a copied folder
             console.print(
-                f"{folder} was left by {left}, which did not come to its end; taking over.",
+                f"{folder} was left by {left}, which did not end properly; taking over.",
                 soft_wrap=True,
             )
         return ""

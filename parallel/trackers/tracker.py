@@ -80,13 +80,13 @@ def find_tracker(named: str) -> tuple[Opener, str]:
         if ".py:" in named:
             return named_in_file(named), ""
         raise ValueError(
-            f"--track '{named}' is no tracker; give {', '.join(_SHIPPED)}, each with :PROJECT if "
-            f"you like, or path/to/file.py:NAME of your own."
+            f"--track '{named}' is not a tracker; give {', '.join(_SHIPPED)}, optionally followed "
+            f"by :PROJECT, or path/to/file.py:NAME for one of your own."
         )
     library, where = _SHIPPED[service]
     if find_spec(library) is None:
         raise ValueError(
-            f"--track {named} needs {library}, which is not installed: "
+            f"--track {named} needs {library}, which is not installed: run "
             f"`pip install -e '.[{service}]'` in Chiliad's repository."
         )
     module, _, name = where.partition(":")

@@ -162,7 +162,7 @@ class _Sender:
         self.before, self._lost = self.told, 0
         self._tracker: Tracker = opener(TrackedRun(folder, project, known, config))
         book.note(name, self._tracker.id, self.told)
-        again = "goes on" if known else "begins"
+        again = "continues" if known else "starts"
         console.print(f"--track {name} {again}: {self._tracker.place}", soft_wrap=True)
         self._queue: SimpleQueue[tuple[int, Mapping[str, float], _Told] | Outcome] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=f"track {name}", daemon=True)
@@ -182,7 +182,7 @@ class _Sender:
         if lost := self._lost + (self._queue.qsize() if alive else 0):
             self._say(f"{lost} lines did not arrive; metrics.jsonl has them all.")
         elif alive:
-            self._say("took all lines, but has not ended; what it still holds may be lost.")
+            self._say("all lines were sent, but it has not finished, so the last may be lost.")
 
     def _work(self) -> None:
         while isinstance(item := self._queue.get(), tuple):
@@ -193,11 +193,11 @@ class _Sender:
             except Exception as error:  # the run goes on, the service may come back
                 self._lost += 1
                 if self._lost == 1:
-                    self._say(f"step {step} did not arrive ({_reason(error)}); the run goes on.")
+                    self._say(f"step {step} did not arrive ({_reason(error)}); the run continues.")
         try:
             self._tracker.finish(item)
         except Exception as error:
-            self._say(f"could not be ended ({_reason(error)}).")
+            self._say(f"could not be closed ({_reason(error)}).")
 
     def _say(self, what: str) -> None:
         self._console.print(f"warning: --track {self._name}: {what}", soft_wrap=True)

@@ -246,21 +246,21 @@ def _check(config: RlConfig) -> None:
     if config.objective.advantage != "gae" or config.objective.name == "vtrace":
         raise ValueError(
             f"objective.name is '{config.objective.name}' with advantage "
-            f"'{config.objective.advantage}', but colocated envs go from episode to episode under "
-            f"the newest policy: take 'ppo' with 'gae', or placement 'host'."
+            f"'{config.objective.advantage}', but placement 'colocated' has no groups of episodes, "
+            f"and always acts with the newest policy; use 'ppo' with 'gae', or placement 'host'."
         )
     ignored = unread(config, _IGNORED)
     if config.learner.optimizer.ema_decay:
         ignored.append(f"learner.optimizer.ema_decay = {config.learner.optimizer.ema_decay}")
     if ignored:
         raise ValueError(
-            f"placement 'colocated' acts and learns in one program, where {', '.join(ignored)} "
-            f"would count for nothing; leave out what is not the default, or set placement to "
+            f"placement 'colocated' acts and learns in one program, which ignores "
+            f"{', '.join(ignored)}; leave these options at their defaults, or set placement to "
             f"'host'."
         )
     decisions = own.envs * own.unroll
     if own.envs < 1 or parts < 1 or decisions % parts:
         raise ValueError(
-            f"colocated.envs × unroll is {decisions} decisions, which cannot be cut into "
+            f"colocated.envs × unroll is {decisions} decisions, which cannot be split into "
             f"{parts} equal learner.minibatches; change one of the three."
         )

@@ -47,8 +47,8 @@ class OnDevice:
         if missing := [name for name in _TRACED if not hasattr(env, name)]:
             raise ValueError(
                 f"The environment of suite '{suite.name}' has no {', '.join(missing)}, so it "
-                f"cannot be traced for placement 'colocated'; add them as "
-                f"sim.environments.tabletop.Tabletop has them, or set placement to 'host'."
+                f"cannot be traced for placement 'colocated'; define them as in "
+                f"sim.environments.tabletop.Tabletop, or set placement to 'host'."
             )
         size = policy.model.config.image_size
         self.environment = describe(spec_of(env, (size, size)), suite)
@@ -71,9 +71,9 @@ class OnDevice:
             found = {name: float(value) for name, value in jax.device_get(on_device).items()}
             if not found.pop("finite"):
                 raise Diverged(
-                    f"Step {int(self._state.step) - 1} has the loss {found['loss']} and the "
-                    f"gradient norm {found['grad_norm']}, which must be finite; it is not saved. "
-                    f"Begin another run from the last checkpoint (--checkpoint) with a lower "
+                    f"Step {int(self._state.step) - 1} has loss {found['loss']} and gradient norm "
+                    f"{found['grad_norm']}, which must be finite; it was not saved. Start another "
+                    f"run from the last checkpoint (--checkpoint) with a lower "
                     f"learner.optimizer.learning_rate."
                 )
             seconds = time.perf_counter() - begin

@@ -69,8 +69,8 @@ class FlowActor:
         """
         if any(request.left is not None for request in requests):
             raise ValueError(
-                "A request continues a chunk (Request.left), which has no log-probability; leave "
-                "out 'previous' when preparing requests for RL."
+                "A request continues a chunk (Request.left), but a continued chunk has no "
+                "log-probability; leave out 'previous' when preparing requests for RL."
             )
         keys = np.stack([request.key for request in requests])
         rows: list[Any] = [None] * len(requests)

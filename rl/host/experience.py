@@ -112,8 +112,8 @@ def _worth(
         return gae(rewards, values, final, config.discount, config.gae_lambda)
     if evaluate is None:
         raise ValueError(
-            "objective.name is 'vtrace', whose advantages need the learner's policy; give "
-            "micro_batches its Learner.evaluate."
+            "objective.name is 'vtrace', whose advantages need the learner's policy; pass "
+            "Learner.evaluate to micro_batches."
         )
     rows = [_Row(number, d) for d in decisions]
     if not trajectory.terminated:
@@ -160,7 +160,7 @@ def _check_finite(ticket: Ticket) -> None:
         if not trajectory.terminated and not np.isfinite(trajectory.final_value):
             raise ValueError(
                 f"{where} (seed {trajectory.start.seed}) ended with the value "
-                f"{trajectory.final_value}; expected a finite number, so look at the value head."
+                f"{trajectory.final_value}; expected a finite number, so check the value head."
             )
         for i, decision in enumerate(trajectory.decisions):
             found = {
@@ -172,6 +172,6 @@ def _check_finite(ticket: Ticket) -> None:
             if bad is not None:
                 raise ValueError(
                     f"{where} (seed {trajectory.start.seed}), decision {i}, has {bad} "
-                    f"{np.asarray(found[bad]).ravel()[:8]}; expected finite numbers, so look at "
+                    f"{np.asarray(found[bad]).ravel()[:8]}; expected finite numbers, so check "
                     f"{'the environment' if bad == 'reward' else 'the policy that acted'}."
                 )

@@ -93,14 +93,14 @@ def check_state(found: Any, version: int) -> None:
     waited = entry(staleness_control, "waited")
     if count(staleness_control, "version") != version:
         raise ValueError(
-            f"admission.version is {staleness_control['version']}, but its learner has had "
+            f"admission.version is {staleness_control['version']}, but the learner has made "
             f"{version} updates"
         )
     if type(waited) not in (int, float) or not 0 <= waited < np.inf:
         raise ValueError(f"admission.waited is {shown(waited)}, expected seconds")
     numbers = Counts(**{one.name: count(counts, one.name) for one in fields(Counts)})
     if numbers.learnt > numbers.finished or numbers.finished + numbers.dropped > numbers.begun:
-        raise ValueError(f"counts is {shown(counts)}, which do not add up")
+        raise ValueError(f"counts is {shown(counts)}, whose numbers do not add up")
 
 
 @dataclass(frozen=True)
@@ -199,8 +199,8 @@ class _Tally:
         for ticket in tickets:
             if self.step - ticket.oldest > self.staleness:
                 raise RuntimeError(
-                    f"Step {self.step} has ticket {ticket.number}, in which version "
-                    f"{ticket.oldest} acted; the bound on staleness is {self.staleness}."
+                    f"Step {self.step} has ticket {ticket.number}, sampled by policy version "
+                    f"{ticket.oldest}, which is older than staleness = {self.staleness} allows."
                 )
             self.tickets += 1
             for trajectory in ticket.trajectories:
@@ -228,8 +228,8 @@ class _Host:
         state = resume or {"admission": {"version": version}, "counts": {}}
         if state["admission"]["version"] != version:
             raise ValueError(
-                f"The run to go on with had had {state['admission']['version']} updates, its "
-                f"weights {version}; restore both from one checkpoint."
+                f"The run to resume had made {state['admission']['version']} updates, but its "
+                f"weights have had {version}; restore both from the same checkpoint."
             )
         self.staleness_control = StalenessControl(
             _known(system),
@@ -272,7 +272,7 @@ class _Host:
                 system.learner.add(part)
             alive()
         if next(tickets, None) is not None or tally.tickets < self._config.rollout.groups:
-            raise RuntimeError(f"Not all tickets of step {step} were made batches of.")
+            raise RuntimeError(f"Not all tickets of step {step} were turned into batches.")
         with self._clock.span("learner", "update"):
             metrics = system.learner.update()
             system.weights.publish(system.learner.params, step + 1)
@@ -346,8 +346,8 @@ def _known(system: HostSystem) -> Callable[[int], Start]:
         start = system.starts(ticket)
         if start.task not in tasks:
             raise ValueError(
-                f"Ticket {ticket} starts in task '{start.task}', expected one that the slots have: "
-                f"{sorted(tasks)}."
+                f"Ticket {ticket} starts in task '{start.task}', which the slots do not have; "
+                f"expected one of {sorted(tasks)}."
             )
         return start
 
@@ -404,7 +404,7 @@ def _conduct(
         trajectories.check(at_rest=True)
         return
     if left:
-        errors[0].add_note(f"Still computing, and left to themselves: {', '.join(left)}.")
+        errors[0].add_note(f"Still running, and no longer waited for: {', '.join(left)}.")
     else:
         try:
             trajectories.check(at_rest=True)

@@ -276,8 +276,8 @@ def split_devices(acting: int) -> tuple[list[jax.Device], list[jax.Device]]:
         return jax.devices(), jax.local_devices()[:1]
     if acting >= len(jax.local_devices()):
         raise ValueError(
-            f"rollout.inference_devices is {acting}, but there are {len(jax.local_devices())} "
-            f"devices here, of which one has to learn; give fewer, or 0 to share the first."
+            f"rollout.inference_devices is {acting}, but this host has {len(jax.local_devices())} "
+            f"devices, and at least one must be left to learn; give fewer, or 0 to share the first."
         )
     learning = [
         device

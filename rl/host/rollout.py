@@ -207,9 +207,9 @@ class Rollout:
             actions = np.asarray(answered.actions)[: self._replan_steps]
             if len(actions) < self._replan_steps or not np.isfinite(actions).all():
                 raise NotFinite(
-                    f"{episode.where}: version {answered.version} of the policy drew actions of "
-                    f"shape {np.shape(answered.actions)} that are not all finite or fewer than "
-                    f"replan_steps = {self._replan_steps}; see what it learnt from."
+                    f"{episode.where}: version {answered.version} of the policy returned actions "
+                    f"of shape {np.shape(answered.actions)}, which are not all finite, or fewer "
+                    f"than replan_steps = {self._replan_steps}; check what it learnt from."
                 )
             episode.answered = answered
             self._tell(slot, "act")
@@ -279,8 +279,8 @@ class Rollout:
             self._coming[self._whose(slot)] -= 1
             if episode.reruns == RERUNS:
                 raise ValueError(
-                    f"{episode.where}: the simulator failed {RERUNS + 1} times in this episode, "
-                    f"expected it to run; at last it said: {outcome.error}"
+                    f"{episode.where}: the simulator failed {RERUNS + 1} times in this episode; "
+                    f"its last error: {outcome.error}"
                 )
             self._arrivals.rerun(episode.place)
             self._begin(slot, _Episode(episode.place, episode.reruns + 1))
@@ -356,8 +356,8 @@ class _Episode:
         for what, found in (("reward", outcome.reward), ("state", outcome.observation.state)):
             if not np.isfinite(found).all():
                 raise ValueError(
-                    f"{self.where}: '{spec.name}' gave the {what} {np.asarray(found).tolist()} "
-                    f"after this step, expected finite numbers; see how the task computes it."
+                    f"{self.where}: '{spec.name}' returned the {what} {np.asarray(found).tolist()} "
+                    f"after this step; expected finite numbers, so check how the task computes it."
                 )
         self.seen = outcome.observation
         reward = np.asarray(outcome.reward, np.float32)

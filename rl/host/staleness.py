@@ -103,7 +103,7 @@ class StalenessControl:
         """
         with self._changed:
             if version <= self.version:
-                raise ValueError(f"Version {version} does not follow version {self.version}.")
+                raise ValueError(f"Version {version} is not newer than version {self.version}.")
             self.version = version
 
     def oldest(self, ticket: int) -> int:

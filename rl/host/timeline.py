@@ -26,7 +26,7 @@ UNATTRIBUTED = "unattributed"
 """Cause of idle time while there were no slots, or all of them were at rest."""
 
 _REMEDIES: dict[str, str] = {
-    "environment": "add slots, or act more steps of each chunk",
+    "environment": "add slots, or execute more steps of each chunk",
     "inference": "add inference devices or larger batches, or shorten the deadline",
     "learner": "add learner devices, or learn from fewer decisions a step",
     "staleness": "raise rollout.staleness, or learn from more tickets a step",
@@ -101,14 +101,15 @@ class Summary:
         """One line: what bounds the run, and what would help."""
         learner = self.kinds().get("learner")
         if learner is None or not learner.seconds:
-            return "Nothing was learnt yet."
+            return "Nothing has been learnt yet."
         if learner.utilisation >= 0.8:
             return f"Learner-bound: it is busy {learner.utilisation:.0%}; {_REMEDIES['learner']}."
         cause = max(learner.idle, key=learner.idle.__getitem__)
         share = learner.idle[cause] / learner.seconds
         if cause not in _REMEDIES:
-            return f"The learner waits {share:.0%} of the time while no slot acts."
-        return f"{cause.capitalize()}-bound: {share:.0%} of the learner's time; {_REMEDIES[cause]}."
+            return f"For {share:.0%} of the time, the learner waits while no slot acts."
+        remedy = _REMEDIES[cause]
+        return f"{cause.capitalize()}-bound: the learner waits {share:.0%} of the time; {remedy}."
 
 
 class Timeline:

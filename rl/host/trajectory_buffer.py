@@ -84,7 +84,7 @@ class TrajectoryBuffer:
         with self._changed:
             if self._key(place) not in self._acting:
                 raise RuntimeError(
-                    f"Member {place.member} of ticket {place.ticket} ended, but was not under way."
+                    f"Member {place.member} of ticket {place.ticket} ended, but was not running."
                 )
             self._acting.remove(self._key(place))
             self._held.setdefault(place.ticket, {})[place.member] = trajectory
@@ -103,7 +103,7 @@ class TrajectoryBuffer:
         missing = set(range(first, first + self._tickets))
         with self._changed:
             if number < self._past or self._learnt & missing:
-                raise RuntimeError(f"Step {number} was learnt from before.")
+                raise RuntimeError(f"Step {number} was already learnt from.")
             before = self._counts.learnt
         while missing:
             yield self._next(missing)
@@ -131,8 +131,8 @@ class TrajectoryBuffer:
             if lost or counts.finished != counts.learnt + held or (at_rest and acting):
                 raise RuntimeError(
                     f"Episodes were lost or counted twice: of {counts.begun} begun, "
-                    f"{counts.finished} finished and {counts.dropped} were dropped, {acting} are "
-                    f"being acted; {counts.learnt} were learnt from, {held} are held."
+                    f"{counts.finished} finished, {counts.dropped} were dropped and {acting} are "
+                    f"still running; {counts.learnt} were learnt from, and {held} are waiting."
                 )
 
     def counts(self) -> Counts:

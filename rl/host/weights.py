@@ -82,7 +82,7 @@ class Weights:
           ValueError: the version is not newer than the last.
         """
         if version <= self.version:
-            raise ValueError(f"Version {version} does not follow version {self.version}.")
+            raise ValueError(f"Version {version} is not newer than version {self.version}.")
         snapshot = Snapshot(version, self._moving(params))
         with self._changed:
             self._newest, self._published = snapshot, time.monotonic()

@@ -114,7 +114,7 @@ def evolve(
         if generations and not resume:
             raise ValueError(
                 f"{run.directory} holds a population already, of {len(generations) - 1} "
-                f"generations; go on with --resume or name another directory."
+                f"generations; continue with --resume or name another directory."
             )
         if generations:
             check_steps_made(run.directory, generations[-1].step, config.steps)
@@ -245,7 +245,7 @@ def _said(generations: Sequence[Generation]) -> str:
     lines = [f"After step {last.step}:"]
     for k, (found, parent) in enumerate(zip(last.success, last.parents, strict=True)):
         rate = "failed" if found is None else f"{found:.1%}"
-        copies = f", goes on from member {parent}" if parent != k else ""
+        copies = f", continues from member {parent}" if parent != k else ""
         lines.append(f"  member {k}: {rate}{copies}, {_numbers(last.hyperparameters[k])}")
     return "\n".join(lines)
 

@@ -81,7 +81,7 @@ def check_population(population: PopulationConfig, config: RlConfig) -> None:
         )
     names = population.tuned
     if not names or len(set(names)) < len(names):
-        raise ValueError(f"tuned is {list(names)}; expected at least one name, each once.")
+        raise ValueError(f"tuned is {list(names)}; expected at least one name, and none twice.")
     for name in names:
         _check_tuned(name, config)
     _check(config)
@@ -265,7 +265,7 @@ def _check_tuned(name: str, config: RlConfig) -> None:
 
 
 def _described(value: Any) -> str:
-    return "no field of the config" if value is None else f"{value!r}"
+    return "not a field of the config" if value is None else f"{value!r}"
 
 
 def _read(config: Any, name: str) -> Any:

@@ -169,5 +169,5 @@ class RemoteActor:
                 self._starting = worker.start(self._make)
                 self.restarts += 1
         raise ValueError(
-            f"{worker.name} {why}, as {ATTEMPTS} times in a row; see its log in Ray's session."
+            f"{worker.name} {why}, {ATTEMPTS} times in a row; see its log in Ray's session."
         )

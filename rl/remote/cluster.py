@@ -53,9 +53,9 @@ def cluster(address: str | None, cpus: float) -> Iterator[None]:
             ray.init(address, runtime_env={"py_modules": [models, parallel, rl, sim]}, **quiet)
         except ConnectionError as error:
             raise ValueError(
-                f"There is no Ray at --ray-address {address} that lets this process in ({error}); "
-                f"begin one with `ray start --head`, give this process its token if it wants one, "
-                f"or leave the option out for a Ray of this machine's own."
+                f"Ray at --ray-address {address} cannot be reached, or refuses this process "
+                f"({error}); start it with `ray start --head`, give this process its token if it "
+                f"requires one, or leave out the option to start Ray on this machine."
             ) from error
     try:
         yield
@@ -143,8 +143,8 @@ class RayWorker:
         except TimeoutError:
             room = {k: v for k, v in self._ray.available_resources().items() if k in _COUNTED}
             raise ValueError(
-                f"{self.name} was not there after {STARTING:g} s: it needs {self._needs}, and Ray "
-                f"has {room} left; give it hosts with room, or ask for fewer or smaller workers."
+                f"{self.name} did not start within {STARTING:g} s: it needs {self._needs}, and Ray "
+                f"has {room} left; add hosts with room, or ask for fewer or smaller workers."
             ) from None
         except Exception as error:
             try:
@@ -172,7 +172,7 @@ class RayWorker:
             said = str(cause) if kind else f"{type(cause).__name__}: {cause}"
             raise (kind or RuntimeError)(f"{self.name} failed: {said}") from error
         if self._closed:
-            raise ValueError(f"{self.name} was closed while it worked.") from error
+            raise ValueError(f"{self.name} was closed while it was working.") from error
         if isinstance(error, (errors.ActorUnavailableError, errors.ObjectLostError)):
             raise Lost(f"died ({error})") from error
         raise ValueError(f"{self.name} is gone for good: {error}") from error
@@ -180,7 +180,7 @@ class RayWorker:
 
 def unstarted() -> Lost:
     """Error for a process that is asked for something before `start` was called in it."""
-    return Lost("died while it was asked nothing")
+    return Lost("died while it was idle")
 
 
 _COUNTED = ("CPU", "GPU", "memory")
@@ -192,7 +192,7 @@ def load_ray() -> Any:
         import ray
     except ImportError:
         raise ValueError(
-            "Ray is not installed, so nothing can act on other hosts; "
+            "Ray is not installed, so nothing can act on other hosts; run "
             "`pip install -e '.[ray]'` in Chiliad's repository."
         ) from None
     return ray

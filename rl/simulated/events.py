@@ -127,7 +127,7 @@ def simulate(
       ValueError: no update would count, or those that do take no time.
     """
     if not 0 <= warm < updates:
-        raise ValueError(f"Of {updates} updates {warm} are to warm up, expected fewer.")
+        raise ValueError(f"{warm} of {updates} updates are for warm-up; expected fewer than all.")
     run = _Run(workload, mode, seed, spans)
     begun = run.until(warm)
     ended = run.until(updates)
@@ -135,7 +135,7 @@ def simulate(
     if not seconds:
         raise ValueError(
             f"The last {updates - warm} of {updates} updates take no time, so there is no rate to "
-            "tell; give a latency, inference, gradient or update of more than 0 s."
+            "report; give a latency, inference, gradient or update of more than 0 s."
         )
     return Simulated(
         seconds=seconds,

@@ -80,8 +80,8 @@ class Stragglers:
     def __post_init__(self) -> None:
         if not 0 <= self.share <= 1 or not 0 < self.slower < math.inf:
             raise ValueError(
-                f"Stragglers of share {self.share}, {self.slower} times as slow: expected a share "
-                "of 0 to 1 and a positive factor."
+                f"Stragglers.share is {self.share} and slower {self.slower}; expected a share of 0 "
+                f"to 1 and a factor above 0."
             )
 
     @property
@@ -104,8 +104,8 @@ class Measured:
         strange = [seconds for seconds in self.seconds if not 0 <= seconds < math.inf]
         if not self.seconds or strange:
             raise ValueError(
-                f"Measured latencies must be at least one, none negative or without end; got "
-                f"{len(self.seconds)}, among them {strange[:3]} s."
+                f"Measured has {len(self.seconds)} latencies, among them {strange[:3]} s; expected "
+                f"at least one, and only finite numbers that are not negative."
             )
 
     @property

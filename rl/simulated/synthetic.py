@@ -166,8 +166,8 @@ class Synthetic:
         world, point = self._world, self._points.get(slot)
         if point is None or slot in self._pending:
             raise ValueError(
-                f"{self.spec.name}: slot {slot} waits for no actions; begin an episode in it, and "
-                "poll what it was told before."
+                f"{self.spec.name}: slot {slot} has no running episode or is busy; begin an "
+                "episode, or poll its outcome first."
             )
         begun, rng = point.steps, np.random.default_rng([1, point.seed, point.steps])
         path: list[Point] = []

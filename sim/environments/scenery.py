@@ -94,7 +94,9 @@ CHANGES = {
         "light turned by about 22° (up to 55), darker or lighter shade, and bodies cast shadows",
         {"light": 0.5, "shadows": True},
     ),
-    "texture": Change("a table of another colour, with stripes of one more", {"texture": 0.25}),
+    "texture": Change(
+        "a table of another colour, with stripes of a further one", {"texture": 0.25}
+    ),
     "distractors": Change(
         "three smaller blocks of colours that no prompt names", {"distractors": MOST_DISTRACTORS}
     ),

@@ -212,7 +212,7 @@ def _check(what: str, array: np.ndarray, shape: tuple[int, ...], dtype: type | N
     if array.shape != shape or (dtype is not None and array.dtype != dtype):
         kind = "" if dtype is None else f" {np.dtype(dtype)}"
         raise ValueError(
-            f"The simulator observed {what} {array.dtype} {list(array.shape)}, its spec says"
+            f"The simulator returned {what} as {array.dtype} {list(array.shape)}, but its spec says"
             f"{kind} {list(shape)}."
         )
 
@@ -223,7 +223,7 @@ def _load(script: Path) -> Callable[..., Simulator]:
     sys.path.append(str(script.resolve().parent))
     found = importlib.util.spec_from_file_location("chiliad_simulator", script)
     if found is None or found.loader is None or not script.is_file():
-        raise FileNotFoundError(f"{script} is no Python file with a class Simulator.")
+        raise FileNotFoundError(f"{script} is not a Python file with a class Simulator.")
     module = importlib.util.module_from_spec(found)
     sys.modules[found.name] = module
     found.loader.exec_module(module)

@@ -24,8 +24,8 @@ def interpreter(suite: str, package: str, install: str) -> Path:
         named = Path(os.environ[variable])
         if not named.is_file():
             raise FileNotFoundError(
-                f"{variable} = {named} is no file, expected a Python that has {package}; correct "
-                f"or unset it, or install one: {install}"
+                f"{variable} = {named} is not a file; expected a Python that has {package}. "
+                f"Correct or unset the variable, or install one: {install}"
             )
         return named.absolute()
     beside = Path(f".venv-{suite}/bin/python")

@@ -49,7 +49,7 @@ class Processes:
         python: str | Path = sys.executable,
         options: Mapping[str, Any] | None = None,
         patience: float = 60.0,
-        remedy: str = "read the last lines of what it wrote",
+        remedy: str = "read the last lines of its output",
     ) -> None:
         """Starts all processes at once and waits until they are ready.
 
@@ -67,7 +67,7 @@ class Processes:
         if count < 1 or patience <= 0:
             raise ValueError(
                 f"count = {count} and patience = {patience}: expected at least one slot and more "
-                "than no seconds."
+                "than 0 seconds."
             )
         self.count = count
         self.restarts = [0] * count
@@ -130,8 +130,8 @@ class Processes:
             )
         if not np.isfinite(actions).all():
             raise ValueError(
-                f"Slot {slot} was sent actions that are not finite, expected numbers; see what the "
-                "policy computes."
+                f"Slot {slot} was sent actions that are not finite; expected finite numbers, so "
+                f"check what the policy computes."
             )
         self._continue(slot, {"do": "send", "actions": actions, "film": bool(film)})
 
@@ -179,7 +179,7 @@ class Processes:
     def _continue(self, i: int, request: dict[str, Any]) -> None:
         slot = self._slots[i]
         if not slot.running:
-            raise ValueError(f"Slot {i} has no episode that runs; begin one first.")
+            raise ValueError(f"Slot {i} has no running episode; begin one first.")
         if slot.process is None:
             self._fail(i, slot.ending)
         else:
@@ -190,7 +190,7 @@ class Processes:
         process = slot.process
         assert process is not None
         if slot.busy:
-            raise ValueError(f"Slot {i} is at work; poll its outcome first.")
+            raise ValueError(f"Slot {i} is busy; poll its outcome first.")
         slot.busy = slot.running = True
         process.outbox += child.pack(request)
         if not process.starting:
@@ -235,7 +235,7 @@ class Processes:
                 self.spec = _spec(message["spec"])
                 process.starting, process.deadline = False, time.monotonic() + self._patience
             elif not slot.busy:
-                raise ValueError("an answer to no request")
+                raise ValueError("an answer without a request")
             else:
                 outcome = _outcome(i, message)
                 slot.busy, slot.running, slot.goal = False, not outcome.ended, outcome.goal
@@ -243,7 +243,7 @@ class Processes:
         except EOFError:
             self._end(i, "died", grace=1.0)
         except (ValueError, KeyError, TypeError) as error:
-            self._end(i, f"wrote nonsense ({error})")
+            self._end(i, f"sent an invalid message ({error})")
 
     def _start(self, i: int) -> None:
         try:

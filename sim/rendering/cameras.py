@@ -66,8 +66,8 @@ class Camera:
     def __post_init__(self) -> None:
         if np.linalg.norm(np.cross(np.subtract(self.target, self.position), self.up)) < 1e-6:
             raise ValueError(
-                f"A camera at {self.position} looks at {self.target} along its up {self.up}, "
-                "expected another `up`, such as (0, 1, 0)."
+                f"A camera at {self.position} looks at {self.target}, along its up {self.up}; "
+                "choose another `up`, such as (0, 1, 0)."
             )
 
 
@@ -98,8 +98,8 @@ def views(cameras: Sequence[Camera], bodies: Poses | None = None) -> Views:
             count = 0 if bodies is None else bodies.position.shape[-2]
             if bodies is None or not 0 <= camera.on < count:
                 raise ValueError(
-                    f"A camera is on body {camera.on} and {count} bodies are given to `views`; "
-                    "expected one of them."
+                    f"A camera is on body {camera.on}, but `views` was given {count} bodies; "
+                    "expected one of these."
                 )
             turn = bodies.rotation[..., camera.on, :, :]
             place = bodies.position[..., camera.on, :]

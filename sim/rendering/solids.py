@@ -38,13 +38,14 @@ class Geom:
     def __post_init__(self) -> None:
         if self.kind not in _NUMBERS:
             raise ValueError(
-                f"Geom kind '{self.kind}' cannot be cast, expected one of {list(get_args(Kind))}."
+                f"Geom kind '{self.kind}' cannot be rendered; expected one of "
+                f"{list(get_args(Kind))}."
             )
         least = 0.0 if self.kind == "plane" else 1e-9
         if len(self.size) != _NUMBERS[self.kind] or min(self.size) < least:
             raise ValueError(
-                f"Geom size {self.size} of a {self.kind}, expected {_NUMBERS[self.kind]} positive "
-                "numbers in metres."
+                f"Geom size is {self.size} for a {self.kind}; expected {_NUMBERS[self.kind]} "
+                f"positive numbers in metres."
             )
 
     @property

@@ -24,8 +24,8 @@ _ABOUT = {
     POLICY: "shown everything as recorded",
     HOLD: "the action before the observation, at every step",
     MEAN: "the mean of these recorded actions, at every step",
-    BLIND: "all pictures black",
-    TOLD: "told another task of the dataset",
+    BLIND: "all images black",
+    TOLD: "given the prompt of another task of the dataset",
     STILL: "the mean state in place of the observation’s",
     AGAIN: "everything as recorded, the sampler’s noise drawn again",
 }
@@ -130,9 +130,9 @@ def _findings(result: OpenLoop) -> str:
     said = result.findings()
     if not said:
         return (
-            "<p>Nothing: the policy is better than the baselines and reacts to all that it is "
-            'shown.</p><p class="note">That is no proof that it acts well: errors add up in closed '
-            "loop, where it sees states that no demonstration shows.</p>"
+            "<p>Nothing: the policy is better than the baselines and reacts to all its inputs.</p>"
+            '<p class="note">That does not prove that it acts well: errors add up in closed loop, '
+            "where it sees states that no demonstration shows.</p>"
         )
     return f'<ul class="findings">{"".join(f"<li>{escape(s)}</li>" for s in said)}</ul>'
 
@@ -142,7 +142,7 @@ def _errors(result: OpenLoop) -> str:
     for name, e in result.errors.items():
         kind = {POLICY: "main", **dict.fromkeys(_BASELINES, "plain")}.get(name, "control")
         bars.append(charts.Amount(name, e.mean, kind, e.interval))
-        about = _ABOUT.get(name, "that camera’s picture black")
+        about = _ABOUT.get(name, "that camera’s image black")
         rows.append(
             [
                 f"{escape(name)}<small>{escape(about)}</small>",
@@ -154,7 +154,7 @@ def _errors(result: OpenLoop) -> str:
         )
     return (
         f'<figure class="chart">{charts.amounts(bars, "Errors.")}<figcaption>Mean absolute '
-        "difference from the recorded actions, in parts of the policy’s scale of each dimension; "
+        "difference from the recorded actions, as a share of the policy’s scale in each dimension; "
         "whiskers are 95 % intervals over episodes.</figcaption></figure>\n"
         + tables.table(
             "Error by condition", ["Chunks", "Error", "95 % CI", "First step", "Last step"], rows
@@ -194,10 +194,11 @@ def _by_dim(result: OpenLoop) -> str:
     ]
     heads = ["Action", "Mean abs.", "Root mean sq.", "Bias", "Scaled", "Repeat", "Mean"]
     note = (
-        '<p class="note">Mean absolute and root mean square error and bias (predicted less '
-        "recorded) are in the robot’s units; scaled is the first in parts of the policy’s scale, "
-        "beside repeating the last action and the mean action. Correlation and spread (standard "
-        "deviation of predicted by that of recorded) tell wrong signs and units.</p>"
+        '<p class="note">Mean absolute error, root mean square error and bias (predicted minus '
+        "recorded) are in the robot’s units. Scaled is the mean absolute error as a share of the "
+        "policy’s scale; next to it, the same for repeating the last action and for the mean "
+        "action. Correlation and spread (standard deviation of the predicted actions, divided by "
+        "that of the recorded ones) reveal wrong signs and units.</p>"
     )
     return tables.table("Error by dimension", [*heads, "Correlation", "Spread"], rows) + note
 
@@ -209,8 +210,8 @@ def _reactions(result: OpenLoop) -> str:
     return (
         f'<figure class="chart">{charts.amounts(bars, "Changes.")}<figcaption>Mean change of the '
         "policy’s chunks, scaled, when one thing about each observation is changed and the noise "
-        f"is kept; its chunks spread by <b>{result.spread:.3g}</b> over these observations. What "
-        "changes nothing is not used.</figcaption></figure>"
+        f"stays the same; its chunks spread by <b>{result.spread:.3g}</b> over these observations. "
+        "If a change has no effect, the policy does not use that input.</figcaption></figure>"
     )
 
 
@@ -231,7 +232,7 @@ def _shown(report: OpenLoopReport) -> str:
         parts.append(
             '<p class="note">Grey: recorded actions over the episode; blue: each predicted chunk '
             "from the frame at which it was asked for; beside the name, the least and the greatest "
-            "value drawn. Bright parts of a picture change the chunk most when they "
+            "value drawn. Bright parts of an image change the chunk most when they "
             "are covered; all cameras of one observation share a scale.</p>"
         )
     return "".join(parts)
@@ -279,7 +280,7 @@ def _by_episode(result: OpenLoop) -> str:
         for e in result.worst
     ]
     heads = ["Episode", "Prompt", "Observations", "Error", "Repeat last action"]
-    drawn = tables.table("Error by episode, the worst first", heads, rows)
+    drawn = tables.table("Error by episode, worst first", heads, rows)
     return f"<details><summary>{len(rows)} episodes</summary>{drawn}</details>"
 
 

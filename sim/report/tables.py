@@ -16,14 +16,14 @@ _ABOUT = {
     "trained": "the policy of this run",
     "untrained": "the same network before training",
     "expert": "the script that recorded the data; it sees the physics",
-    "wrong prompt": "told another goal than the episode's own",
-    "blank image": "shown images of zeros",
+    "wrong prompt": "given the prompt of another goal than the episode's own",
+    "blank image": "all images black",
     "compared": "the policy of another checkpoint",
 }
 _DIFFERENCE = ["Difference, points", "95 % CI", "Won", "Lost", "p"]
 _PAIRS = (
-    "Won and lost are the starts on which only one of both succeeded; p is of McNemar’s exact "
-    "two-sided test, the interval is Newcombe’s for paired rates."
+    "Won and lost are the starts on which only one of the two succeeded; p is from McNemar’s "
+    "exact two-sided test, the interval is Newcombe’s for paired rates."
 )
 
 
@@ -75,8 +75,8 @@ def lost(evaluations: Mapping[str, Evaluation]) -> str:
         ]
         if e.unrepeatable:
             notes.append(
-                f"{name}: {e.unrepeatable} videos are left out, as the episode came out otherwise "
-                "when its actions were repeated."
+                f"{name}: {e.unrepeatable} videos are left out, because their episodes ended "
+                "differently when the actions were repeated."
             )
     return "".join(f'<p class="note">{escape(note)}</p>\n' for note in notes)
 
@@ -122,7 +122,7 @@ def robustness(
     heads = ["Change", "Episodes", "Success", "95 % CI", *_DIFFERENCE]
     return (
         f'<figure class="chart">{charts.rates(bars)}<figcaption>Share of episodes in which '
-        f"“{escape(name)}” reached their goal under each change; whiskers are 95 % Wilson "
+        f"“{escape(name)}” reached the goal under each change; whiskers are 95 % Wilson "
         "intervals.</figcaption></figure>\n"
         + table("Success under changes, and its difference from unchanged", heads, rows)
         + '<p class="note">Pairs are episodes of the same task and seed. '

@@ -184,7 +184,7 @@ def _is_picture(space: spaces.Space) -> bool:
 def _width(environment: str, path: Path, space: spaces.Space) -> int:
     if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiBinary):
         raise ValueError(
-            f"{environment} observes '{'.'.join(path)}' as {space}, expected pictures (uint8 "
-            "[h, w, 3]) and spaces of numbers; wrap it."
+            f"{environment} observes '{'.'.join(path)}' as {space}; expected images (uint8 "
+            "[h, w, 3]) or spaces of numbers, so wrap it."
         )
     return math.prod(space.shape)

@@ -130,7 +130,8 @@ class Simulator:
         if not fresh and not 0 <= seed < len(starts):
             raise ValueError(
                 f"{self.suite}: task '{task}' has {len(starts)} initial states, seeds 0 … "
-                f"{len(starts) - 1}, and draws others from seeds of {FRESH} and more, got {seed}."
+                f"{len(starts) - 1}, and draws others for seeds from {FRESH} on, but the seed is "
+                f"{seed}."
             )
         if self.running != task:
             self._build(goal)
@@ -148,8 +149,8 @@ class Simulator:
                 self.steps, self.images, self.script = 0, None, None
                 return goal
         raise ValueError(
-            f"{self.suite}: in {_DRAWS} starts drawn from seed {seed} for task '{task}' an object "
-            "was thrown aside; take another seed."
+            f"{self.suite}: in all {_DRAWS} starts drawn from seed {seed} for task '{task}' an "
+            "object was thrown aside; choose another seed."
         )
 
     def observe(self) -> tuple[np.ndarray, np.ndarray]:

@@ -54,7 +54,7 @@ class Simulator:
     ) -> None:
         for names, known in ((tasks, PROMPTS), (cameras, (*CAMERAS, *AZIMUTHS))):
             if unknown := set(names) - set(known):
-                raise ValueError(f"Meta-World has no {sorted(unknown)}; choose of {list(known)}.")
+                raise ValueError(f"Meta-World has no {sorted(unknown)}; choose from {list(known)}.")
         self.tasks = list(tasks)
         self.size = size
         self.cameras = list(cameras)
@@ -214,7 +214,7 @@ def _context(renderer: str, size: int) -> Any:
         context.make_current()
     except Exception as error:
         raise RuntimeError(
-            f"MuJoCo cannot draw through {renderer} ({error}); apt-get install libosmesa6 libegl1 "
-            "libegl-mesa0, or set MUJOCO_GL to osmesa or egl."
+            f"MuJoCo cannot render with {renderer} ({error}); run apt-get install libosmesa6 "
+            "libegl1 libegl-mesa0, or set MUJOCO_GL to osmesa or egl."
         ) from error
     return context

@@ -239,8 +239,8 @@ def test_a_server_that_is_still_loading_is_waited_for():
     running = Running(PolicyServer(None), prepare=prepare)
     try:
         with Connection(running.url) as server:
-            until(lambda: "told nothing" in server._why)
-            with pytest.raises(ConnectionError, match="reached, but has told nothing of its pol"):
+            until(lambda: "has not sent" in server._why)
+            with pytest.raises(ConnectionError, match="reached, but has not sent its policy's"):
                 server.wait(0.05)
             loaded.set()
             assert server.wait(LONG).number == 1
@@ -267,7 +267,7 @@ def test_a_message_that_is_too_long_says_what_to_do():
         Connection(running.url, backoff=QUICK) as server,
     ):
         message = {**OBSERVATION, "observation/front": np.zeros((64, 64, 3), np.uint8)}
-        with pytest.raises(ValueError, match=r"send smaller pictures or jpeg=90, or raise"):
+        with pytest.raises(ValueError, match=r"send smaller images or jpeg=90, or raise"):
             server.infer(message, LONG)
 
 

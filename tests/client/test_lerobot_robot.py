@@ -110,7 +110,7 @@ def test_a_robot_that_cannot_be_understood_is_refused():
         def action_features(self):
             return {"x.vel": float}
 
-    with pytest.raises(ValueError, match=r"told \['x\.vel'\], which it does not observe"):
+    with pytest.raises(ValueError, match=r"have \['x\.vel'\], which it does not observe"):
         LeRobotRobot(Base())
 
     class Held(LeRobotRobot):

@@ -406,17 +406,17 @@ def test_an_episode_forgets_the_one_before():
     [
         (
             {"actions": {"shape": [10, 7]}},
-            r"answers actions of 7 dims, but the robot's `hold` has 2",
+            r"answers with actions of 7 dims, but the robot's `hold` has 2",
         ),
         (
             {"inputs": {"observation/state": {"dtype": "float32", "shape": [9]}}},
-            r"reads 'observation/state' with 9 numbers, but the robot sees float32 \[2\]",
+            r"reads 'observation/state' with 9 numbers, but the robot gives float32 \[2\]",
         ),
         (
             {"inputs": {"observation/front": {"dtype": "uint8", "shape": ["height", "width", 3]}}},
             r"lacks \['observation/front'\].*--inputs KEY=CAMERA",
         ),
-        ({"chunking": []}, "continues no chunks; start it with --chunking guided"),
+        ({"chunking": []}, "does not continue chunks; start it with --chunking guided"),
     ],
 )
 def test_a_server_of_another_robot_is_refused_before_the_robot_moves(metadata, why):
@@ -445,7 +445,7 @@ def test_a_hold_that_gives_other_numbers_than_it_did_moves_nothing():
     robot = FakeRobot(FakeClock())
     robot.hold = lambda seen, last: np.zeros(DIMS) if last is None else 0.5
     loop, _, _, _ = made(robot=robot, limits=SafetyLimits([-1.0] * DIMS, [1.0] * DIMS))
-    with pytest.raises(ValueError, match=r"`hold` gives array\(0\.5\)"):
+    with pytest.raises(ValueError, match=r"`hold` returned array\(0\.5\)"):
         loop.run(seconds=5)
     assert [action.tolist() for _, action in robot.sent] == [[0.0, 0.0]]
 
@@ -480,8 +480,8 @@ def test_a_chunk_of_other_dims_ends_the_run_and_holds_the_robot():
         ({"hz": 0}, "above 0"),
         ({"hz": 10, "replan": 0}, "at least 1"),
         ({"hz": 10, "overlap": "newest"}, "frozen, latest or average"),
-        ({"hz": 10, "overlap": "average", "chunking": True}, "take 'frozen'"),
-        ({"hz": 10, "max_age": 0.05}, "less than a tick"),
+        ({"hz": 10, "overlap": "average", "chunking": True}, "use overlap='frozen'"),
+        ({"hz": 10, "max_age": 0.05}, "less than one tick"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(given, why):

@@ -93,7 +93,7 @@ def test_an_episode_of_more_pictures_than_memory_is_refused() -> None:
     Image.new("RGB", (4096, 4096)).save(file, "PNG")
     cells = pa.array([{"bytes": file.getvalue(), "path": None}] * 100)
     folder: Any = None
-    refuses("100 pictures of 4096x4096", lambda: decode(folder, "set.parquet", "front", cells))
+    refuses("100 images of 4096x4096", lambda: decode(folder, "set.parquet", "front", cells))
 
 
 def boxed(content: bytes, kind: bytes, at: int, *values: int) -> bytes:
@@ -150,7 +150,7 @@ def test_a_video_of_enormous_frames_is_refused_at_opening(video: bytes, tmp_path
     (tmp_path / "a.mp4").write_bytes(video)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("data.files.limits.MOST_PIXELS", 48 * 64 - 1)
-        refuses(r"a\.mp4, frame size: it is 64x48", lambda: VideoReader(tmp_path / "a.mp4"))
+        refuses(r"a\.mp4, frame size: it has 64x48", lambda: VideoReader(tmp_path / "a.mp4"))
 
 
 def test_more_frames_than_a_video_has_bytes_take_no_memory(video: bytes, tmp_path: Path) -> None:
@@ -254,11 +254,11 @@ def test_lengths_of_2_to_the_63_in_a_tfrecord_are_cut_off(tmp_path: Path) -> Non
         refuses("record 0: is cut off", lambda: record_spans(tmp_path / "a"))
     example = b"\x0a" + varint(2**63) + b"x"
     refuses(
-        "no tf.train.Example",
+        "not a tf.train.Example",
         lambda: feature_spans(lambda at, n: example[at : at + n], len(example)),
         ValueError,
     )
-    refuses("no tf.train.Example", lambda: feature_values(b"\x12" + varint(2**62)), ValueError)
+    refuses("not a tf.train.Example", lambda: feature_values(b"\x12" + varint(2**62)), ValueError)
 
 
 def test_a_packed_tensor_is_unpacked_to_its_declared_size_and_no_further() -> None:
@@ -281,4 +281,4 @@ def test_lists_nested_deep_in_json_lines_are_an_error(tmp_path: Path, copy: Path
     info = json.loads((copy / "meta/info.json").read_text()) | {"codebase_version": "v2.1"}
     (copy / "meta/info.json").write_text(json.dumps(info))
     (copy / "meta/episodes.jsonl").write_text('{"episode_index": 0, "x": ' + "[" * 10**6 + "\n")
-    refuses(r"episodes\.jsonl, file: is no JSON lines", lambda: open_dataset(copy))
+    refuses(r"episodes\.jsonl, file: does not hold JSON lines", lambda: open_dataset(copy))

@@ -122,7 +122,9 @@ def test_with_a_format_of_ones_own_the_refusal_names_every_format(tmp_path, npz)
 
 def test_a_format_that_cannot_open_some_episodes_says_so(episodes, npz):
     for path in (episodes, SHIPPED["RLDS"]):
-        with pytest.raises(ValueError, match=r"no single episodes are selected; leave `episodes`"):
+        with pytest.raises(
+            ValueError, match=r"which cannot select single episodes; leave `episodes`"
+        ):
             open_dataset(path, [0])
     assert len(open_dataset(SHIPPED["LeRobot"], [0]).lengths) == 1
 
@@ -150,8 +152,8 @@ def test_a_format_registered_again_takes_the_place_of_the_first(episodes, npz):
     ("where", "error", "message"),
     [
         ("absent.py:NPZ", FileNotFoundError, r"absent\.py: no such file, needed for format"),
-        (f"{OWN}:Absent", ValueError, r"own_dataset\.py has no Format named 'Absent', it has None"),
-        (f"{OWN}:NpzDataset", ValueError, r"has no Format named 'NpzDataset', it has type"),
+        (f"{OWN}:Absent", ValueError, r"own_dataset\.py has no Format named 'Absent'; found None"),
+        (f"{OWN}:NpzDataset", ValueError, r"has no Format named 'NpzDataset'; found type"),
         ("npz", ValueError, r"format is 'npz'; give path/to/file\.py:NAME of a Format"),
     ],
 )

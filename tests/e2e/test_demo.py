@@ -48,6 +48,8 @@ def test_the_shrunk_demo_lifts_what_it_is_told_and_uses_word_and_image(out):
 
 def test_a_folder_that_is_no_demo_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(ValueError, match=r"no earlier demo; choose another --out"):
+    with pytest.raises(
+        ValueError, match=r"not the folder of an earlier demo; choose another --out"
+    ):
         demo.run(demo.DemoConfig(out=tmp_path), Console(quiet=True))
     assert (tmp_path / "thesis.tex").read_text() == "precious"

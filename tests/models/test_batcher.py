@@ -138,7 +138,7 @@ def test_an_exception_is_its_own_batchs_alone():
 def test_a_run_that_forgets_an_item_fails_its_batch():
     with Batcher(lambda items: items[1:], sizes=(2,), deadline=0, capacity=2) as batcher:
         error = batcher.submit(1).exception(PATIENCE)
-    assert str(error) == "run gave 0 results for 1 items."
+    assert str(error) == "`run` returned 0 results for 1 items."
 
 
 def test_an_outstanding_that_raises_fails_what_waits_and_nothing_else():

@@ -115,8 +115,8 @@ def test_openpis_statistics_scale_state_and_actions():
     [
         ({"image": {"wrist": np.zeros((21, 21, 3), np.uint8)}}, "does not know the camera 'wrist'"),
         ({"tokenized_prompt": np.ones(201, np.int32)}, "201 tokens long, .* at most 200"),
-        ({"tokenized_prompt": np.array([300])}, "holds 300; this model has tokens 0 to 299"),
-        ({"prompt": "lift"}, "either 'prompt' .* or 'tokenized_prompt'"),
+        ({"tokenized_prompt": np.array([300])}, "holds 300; expected token ids from 0 to 299"),
+        ({"prompt": "lift"}, "exactly one of 'prompt' .* and 'tokenized_prompt'"),
         ({"state": np.zeros(3)}, "has 10 state dims, got 3"),
         ({"image_masks": {}}, r"unknown entries \['image_masks'\]"),
         ({"image": {CAMERAS[0]: np.zeros((21, 21, 3))}}, "is float64 .* expected uint8"),

@@ -115,7 +115,7 @@ def test_warming_compiles_all_that_acting_needs(policy):
         prompts = [" ".join(["push"] * words)] + ["pull"] * (count - 1)
         fresh.act((pictures[:count], states[:count]), prompts, KEYS[:count])
     assert programs(fresh) == 8
-    with pytest.raises(ValueError, match=r"no sizes \[3\] to warm; it has \(2, 4\)"):
+    with pytest.raises(ValueError, match=r"no sizes \[3\] to compile for; it has \(2, 4\)"):
         fresh.warm([2, 3])
 
 
@@ -154,5 +154,5 @@ def test_sizes_out_of_order_are_refused(policy, sizes):
 
 def test_no_observation_is_refused_in_a_sentence(policy):
     pictures, states = seen()
-    with pytest.raises(ValueError, match="no observation to answer; give at least one row"):
+    with pytest.raises(ValueError, match="no observations; give at least one"):
         policy.act((pictures[:0], states[:0]), [], KEYS[:0])

@@ -115,9 +115,9 @@ def test_a_camera_that_is_missing_is_refused_unless_it_may_be_absent():
     with pytest.raises(ValueError, match="--cameras SUITE'S=POLICY'S"):
         _at_robot(one)
     assert _at_robot(replace(one, absent=("behind",))).cameras == (1, None)
-    with pytest.raises(ValueError, match="Take a suite of the policy's own robot"):
+    with pytest.raises(ValueError, match="Use a suite of the policy's own robot"):
         _at_robot(replace(ARM, cameras=("behind",), absent=("behind",)))
-    with pytest.raises(ValueError, match="absent names 'above'; its cameras are"):
+    with pytest.raises(ValueError, match="absent names 'above', which is not one of its cameras"):
         replace(ARM, absent=("above",))
 
 
@@ -156,7 +156,7 @@ def test_the_longest_text_is_that_of_the_prompts_and_the_limit_where_they_are_un
 def test_another_robots_policy_is_refused_with_what_both_have_and_a_remedy(changed):
     robot = replace(ARM, **changed)
     ours = f"{len(robot.state.offset)} state and {len(robot.actions.offset)} action dims"
-    with pytest.raises(ValueError, match="Take a suite of the policy's own robot") as refused:
+    with pytest.raises(ValueError, match="Use a suite of the policy's own robot") as refused:
         _at_robot(robot)
     for part in ("'arm'", str(list(robot.cameras)), ours, "point has cameras ['side', 'front'], 3"):
         assert part in str(refused.value)

@@ -90,7 +90,7 @@ def test_the_run_goes_back_to_the_newest_good_step_and_says_why(run, change, cap
         said = f"{run / '3' / 'digests.json'} is missing."
     elif change == "added":
         (run / "3" / "state" / "x").write_text("")
-        said = f"{run / '3' / 'state' / 'x'} was not saved with it."
+        said = f"{run / '3' / 'state' / 'x'} was not saved with the checkpoint."
     elif change == "emptied":
         size = file.stat().st_size
         set_bytes(file, b"")
@@ -121,7 +121,9 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(run):
     for step in (1, 2, 3):
         (run / str(step) / "state" / "manifest.ocdbt").unlink()
     for _ in range(2):
-        with pytest.raises(FileNotFoundError, match=r"no good checkpoint left, only 1\.damaged, 2"):
+        with pytest.raises(
+            FileNotFoundError, match=r"no intact checkpoint left, only 1\.damaged, 2"
+        ):
             checkpoint.newest_good(run)
     shutil.rmtree(run)
     assert checkpoint.newest_good(run) is None
@@ -133,7 +135,7 @@ def test_acting_refuses_the_damaged_step_by_name_and_names_others(run):
     for read in (own.restore_params, lambda path: own.read_json(path, "position")):
         with pytest.raises(ValueError, match=f"{position} has digest ") as error:
             read(run)
-        assert str(error.value).endswith("Copy it again or take another step, 1, 2.")
+        assert str(error.value).endswith("Copy it again or use another step: 1, 2.")
 
 
 def test_a_checkpoint_without_digests_is_never_taken_for_good_until_it_is_sealed(run):
@@ -166,5 +168,5 @@ def test_digests_have_one_spelling_only(run):
     for other in (sound.replace(" ", "  "), sound.rstrip(), json.dumps(json.loads(sound)), "{}"):
         set_bytes(file, other.encode())
         assert digests.damage(run / "3") == [
-            f"{file} is damaged: it does not agree with its own digest."
+            f"{file} is damaged: it does not match its own digest."
         ]

@@ -61,7 +61,7 @@ def test_a_run_stops_early_says_so_and_resumes_to_the_same_end(tmp_path, capsys)
     assert re.search(
         r"Stopped early after step 14 of 24: val_loss was lowest after step 8 \(0\.5\), and not "
         r"lower in the 3 evaluations since\. The best checkpoint is \S+/whole/checkpoints/8; "
-        r"--resume with --trainer\.patience 0 goes on from the last\.",
+        r"--resume with --trainer\.patience 0 continues from the last\.",
         said,
     )
     run(tmp_path / "parts", replace(CONFIG, steps=10))
@@ -94,10 +94,10 @@ def test_a_run_that_may_stop_early_keeps_the_best_that_it_names(tmp_path, capsys
     [
         ({"eval_every": 0}, "keep_best is val_loss, but trainer.eval_every is 0"),
         ({"eval_every": 0, "keep_best": ""}, "patience is 3, but trainer.eval_every is 0"),
-        ({"save_every": 5}, "keep_best is val_loss, .* every 5 steps .* evaluated every 2 "),
+        ({"save_every": 5}, "keep_best is val_loss, .* every 5 steps .* evaluations made every 2 "),
         (
             {"save_every": 5, "keep_best": ""},
-            "patience is 3, .* every 5 steps .* evaluated every 2 ",
+            "patience is 3, .* every 5 steps .* evaluations made every 2 ",
         ),
     ],
 )

@@ -50,7 +50,7 @@ def test_a_disk_that_fills_up_leaves_the_checkpoints_before_it(writer, tmp_path,
         save(writer, 2)
         with pytest.raises(OSError, match=r"Step 2 could not be saved .*No space left") as error:
             writer.wait()
-    assert "Checkpoints of steps [1] are whole" in str(error.value)
+    assert "Checkpoints of steps [1] are complete" in str(error.value)
     assert [path.name for path in tmp_path.iterdir()] == ["1"]
     assert checkpoint.newest_good(tmp_path) == 1
     save(writer, 2)
@@ -119,7 +119,8 @@ def test_a_process_whose_checkpoint_folder_is_lost_says_so_and_ends(tmp_path):
     for way in ("file", "dangling"):
         folder = tmp_path / way
         assert re.search(
-            f"Step 2 could not be saved in {folder}: .*{folder} is no folder: mount it", done.stdout
+            f"Step 2 could not be saved in {folder}: .*{folder} is not a folder: mount it",
+            done.stdout,
         )
     assert "Step 2 could not be saved in " + str(tmp_path / "removed") in done.stdout
     assert "Traceback" not in done.stderr
@@ -265,7 +266,7 @@ def test_files_that_nfs_keeps_for_their_readers_are_no_damage(tmp_path):
     checkpoint.copy(tmp_path / "1", tmp_path / "copied")
     assert not list((tmp_path / "copied").rglob(".nfs*"))
     (tmp_path / "1" / "state" / ".nfsbox").write_bytes(b"somebody's")
-    assert "was not saved with it" in digests.damage(tmp_path / "1")[0]
+    assert "was not saved with the checkpoint" in digests.damage(tmp_path / "1")[0]
 
 
 def test_a_stale_handle_is_read_again_and_is_damage_only_if_it_stays(tmp_path, monkeypatch):

@@ -206,11 +206,11 @@ def test_muon_orthogonalises_each_layers_matrix_with_its_heads_joined_and_leaves
 
 def test_muon_refuses_parameters_that_are_no_matrices_and_a_regex_that_finds_none():
     config = OptimizerConfig(name="muon", warmup_steps=0, decay_steps=9)
-    with pytest.raises(ValueError, match=r"matrices has '\(layers\|blocks.*decides for no param"):
+    with pytest.raises(ValueError, match=r"matrices has '\(layers\|blocks.*applies to no param"):
         select(config, PARAMS)
     biases = make_optimizer(replace(config, matrices="bias$"))
     with pytest.raises(
-        ValueError, match=r"finds up/bias of shape \(3,\), but Muon is for matrices"
+        ValueError, match=r"matches up/bias, of shape \(3,\), but Muon only trains matrices"
     ):
         biases.update(PARAMS, biases.init(PARAMS), PARAMS)
 
@@ -252,10 +252,10 @@ def test_the_first_regex_decides_and_zero_freezes():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rate_factors": (("^up/kernel", 1.0),)}, r"these 2 match none: down, up/bias;"),
-        ({"rate_factors": ((".", 1.0), ("^up", 0.0))}, r"'\^up', which decides for no parameter"),
+        ({"rate_factors": (("^up/kernel", 1.0),)}, r"2 of 3 match none: down, up/bias;"),
+        ({"rate_factors": ((".", 1.0), ("^up", 0.0))}, r"'\^up', which applies to no parameter"),
         ({"rate_factors": ((".", 0.0),)}, "freezes every parameter"),
-        ({"decayed": "nothing"}, "'nothing', which decides for no parameter"),
+        ({"decayed": "nothing"}, "'nothing', which applies to no parameter"),
     ],
 )
 def test_groups_that_cannot_be_meant_are_refused(change, message):
@@ -266,8 +266,8 @@ def test_groups_that_cannot_be_meant_are_refused(change, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rate_factors": (("(", 1.0),)}, "no regex"),
-        ({"decayed": "["}, "no regex"),
+        ({"rate_factors": (("(", 1.0),)}, "not a regular expression"),
+        ({"decayed": "["}, "not a regular expression"),
         ({"rate_factors": ((".", -1.0),)}, "at least 0"),
     ],
 )
@@ -296,7 +296,11 @@ def test_a_users_state_that_belongs_to_no_parameter_is_refused_by_name_over_seve
     ("name", "error", "why"),
     [
         ("sgd", ValueError, r"optimizer\.name is 'sgd'; choose one of \['adafactor', .*\.py:func"),
-        (f"{OWN}:nothing", ValueError, "gives float; it must give an optax.GradientTransformation"),
+        (
+            f"{OWN}:nothing",
+            ValueError,
+            "returns float; it must return an optax.GradientTransformation",
+        ),
         (f"{OWN}:absent", ValueError, r"own_optimizer\.py has no 'absent'"),
         ("nowhere.py:mine", FileNotFoundError, "nowhere.py: no such file"),
     ],

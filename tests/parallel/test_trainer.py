@@ -205,7 +205,10 @@ def test_a_signal_that_ends_the_loader_too_still_saves_and_says_so(
 
     result = run(tmp_path, source=source, hooks=[Hook(5, evaluate)])
     assert not result.finished
-    assert "After the signal, the loader: RuntimeError('Worker process" in capsys.readouterr().out
+    assert (
+        "After the signal, the loader failed: RuntimeError('Worker process"
+        in capsys.readouterr().out
+    )
     assert checkpoint.latest(tmp_path / "checkpoints") == result.step == 5
     run(tmp_path, resume=True)
     assert losses(tmp_path) == uninterrupted

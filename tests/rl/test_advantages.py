@@ -48,7 +48,9 @@ def test_a_group_that_did_alike_teaches_nothing(scaled):
 
 
 def test_a_group_of_one_is_refused():
-    with pytest.raises(ValueError, match=r"has 1 episode.*rollout\.group"):
+    with pytest.raises(
+        ValueError, match=r"A group of 1 has no episodes to compare.*rollout\.group"
+    ):
         group(np.array([1.0]))
 
 

@@ -49,7 +49,7 @@ def test_checkpoints_that_are_taken_away_end_the_run_and_come_back(tmp_path):
             struck.strike("unmounted", tmp_path)
         return False
 
-    with pytest.raises(OSError, match=r"Step 6 could not be saved .* is no folder: mount it"):
+    with pytest.raises(OSError, match=r"Step 6 could not be saved .* is not a folder: mount it"):
         run(tmp_path, Counting(unmount))
     struck.repair(tmp_path)
     assert own.steps(tmp_path / "checkpoints") == [2, 4]

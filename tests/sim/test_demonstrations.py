@@ -76,7 +76,9 @@ def test_an_episode_whose_simulator_failed_is_made_again():
 
 
 def test_a_task_that_never_succeeds_is_given_up():
-    with pytest.raises(ValueError, match=r"0 of 40 episodes of 'points' succeeded, 2 were asked"):
+    with pytest.raises(
+        ValueError, match=r"0 of 40 episodes of 'points' succeeded, but 2 were asked"
+    ):
         kept(Shuffled(3), 2, policy=idle_policy)
 
 

@@ -328,7 +328,7 @@ def test_progress_ends_at_all_episodes():
 
 @pytest.mark.parametrize("bad", [[], starts(1, 1), starts(-1)])
 def test_bad_starts_are_refused(bad):
-    with pytest.raises(ValueError, match="distinct, at least one, with non-negative seeds"):
+    with pytest.raises(ValueError, match="at least one start, all distinct and with"):
         acted(lanes(), idle_policy, bad)
 
 

@@ -113,8 +113,8 @@ def test_a_policy_that_copies_has_nothing_to_be_said_about():
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda x: -x, "'x' runs against the recorded one"),
-        (lambda x: np.concatenate([x[..., :1], 57.3 * x[..., 1:]], -1), "'grip' spreads 57.3"),
+        (lambda x: -x, "'x' moves against the recorded one"),
+        (lambda x: np.concatenate([x[..., :1], 57.3 * x[..., 1:]], -1), "'grip' varies 57.3"),
         (lambda x: 0 * x, "no smaller than that of one constant action"),
     ],
 )
@@ -143,13 +143,13 @@ def test_unused_inputs_are_named_and_used_ones_are_not():
     said = " ".join(found.findings())
     assert "camera 'front' black" in said
     assert "another task's prompt" in said
-    assert "all pictures black" not in said
+    assert "all images black" not in said
 
 
 def test_a_policy_that_is_as_good_blind_is_said_to_be():
     told = recorded()
     found = result(told, policy=told.actions + 0.1, blind=told.actions + 0.1)
-    assert any("as good with black pictures" in s for s in found.findings())
+    assert any("as good with black images" in s for s in found.findings())
 
 
 def test_states_far_from_the_scales_are_named():

@@ -43,9 +43,9 @@ def test_a_users_file_holds_a_suite(tmp_path):
     suite = load_suite(f"{file}:MINE")
     assert (suite.name, suite.tasks, suite.episodes) == ("mine", ("one", "two"), 5)
     assert suite.open(("one",), 2, 64) == (("one",), 2, 64)
-    with pytest.raises(ValueError, match=r"mine\.py has no Suite named 'OTHER', it has int"):
+    with pytest.raises(ValueError, match=r"mine\.py has no Suite named 'OTHER'; found int"):
         load_suite(f"{file}:OTHER")
-    with pytest.raises(ValueError, match=r"mine\.py has no Suite named 'NONE', it has NoneType"):
+    with pytest.raises(ValueError, match=r"mine\.py has no Suite named 'NONE'; found NoneType"):
         load_suite(f"{file}:NONE")
     with pytest.raises(FileNotFoundError, match=r"nowhere\.py: no such file"):
         load_suite(str(tmp_path / "nowhere.py:MINE"))
@@ -89,7 +89,7 @@ def test_installed_packages_offer_suites(package):
     package("their_suites", "theirs = their_suites:MINE\nbroken = their_suites:OTHER")
     assert load_suite("theirs").tasks == ("one", "two")
     assert load_suite("theirs").source == "their_suites 1.0"
-    with pytest.raises(ValueError, match=r"'broken' .* is no Suite, it is int"):
+    with pytest.raises(ValueError, match=r"'broken' .* is of type int, not Suite"):
         load_suite("broken")
     with pytest.raises(ValueError, match=r"Unknown suite 'thiers'.*tabletop.*'theirs'.*\.py:NAME"):
         load_suite("thiers")

@@ -172,8 +172,11 @@ def test_an_export_holds_the_same_bytes_under_the_hubs_names(run, tmp_path, comm
         }
     assert json.loads((out / "assets.json").read_text()) == {"words": ["a"]}
     status, _ = command("export", run, out)
-    assert "holds safetensors already" in status
-    assert "holds no params" in command("export", run, tmp_path / "p", "--which", "params")[0]
+    assert "already holds safetensors" in status
+    assert (
+        "has no 'params' parameters"
+        in command("export", run, tmp_path / "p", "--which", "params")[0]
+    )
 
 
 def test_a_damaged_checkpoint_is_neither_compared_nor_exported(run, tmp_path, command):
@@ -191,7 +194,7 @@ def test_sealing_accepts_a_checkpoint_without_digests_once(run, command):
     assert command("seal", run)[0] == 0
     assert command("verify", run)[0] == 0
     assert own.read_json(run, "assets") == {"words": ["a"]}
-    assert "has digests already" in command("seal", run)[0]
+    assert "already has digests" in command("seal", run)[0]
 
 
 def test_a_folder_without_checkpoints_is_an_error(tmp_path, command):

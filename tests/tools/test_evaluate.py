@@ -330,21 +330,21 @@ def test_a_journal_tells_no_options_that_are_defaults(journalled):
 @pytest.mark.parametrize(
     ("suite", "name", "why"),
     [
-        ("VARIED", "camera", r"'varied' has no variant 'camera'; choose all, or of \['paraphrase'"),
-        ("ZOOMED", "noise", "'zoomed' does not say the range of its actions.* an action_range"),
-        ("WRONG", "noise", "points has 2 actions, but the suite's action_range says 4"),
+        ("VARIED", "camera", r"'varied' has no variant 'camera'; choose all, or some of \['para"),
+        ("ZOOMED", "noise", "'zoomed' has no action_range, .*; set its action_range"),
+        ("WRONG", "noise", "points has 2 actions, but the suite's action_range has 4"),
         (
             "WRONG",
             "seeds",
-            "'seeds' of suite 'wrong' begins with seed 1000000000, the suite with 9",
+            "'seeds' of suite 'wrong' has first_seed 1000000000, but the suite has 9",
         ),
-        ("WRONG", "tasks", "'tasks' of suite 'wrong' begins with seed 100, the suite with 9"),
+        ("WRONG", "tasks", "'tasks' of suite 'wrong' has first_seed 100, but the suite has 9"),
         ("WRONG", "whole", r"Suite 'others' has no task \['points'\]"),
         ("WRONG", "learnt", "suite 'recorded' are judged by seeds 9 … 13, and recordings begin"),
         ("WRONG", "fewer", "episodes is 5, but suite 'fewer' has 12 fixed starts .*ask for 3"),
         ("WRONG", "named", "Unknown suite 'tabletop-fly'"),
         ("VARIED", "expert", "'varied' has no variant 'expert'"),
-        ("WRONG", "expert", "calls a variant 'expert', as a condition is called"),
+        ("WRONG", "expert", "variant named 'expert', which is also the name of a condition"),
     ],
 )
 def test_a_change_that_cannot_be_is_refused_before_anything_is_acted(
@@ -436,14 +436,14 @@ def test_late_chunks_begin_with_what_was_acted_meanwhile(chunking, suites, check
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"delay": 5}, "delay is 5 with replan_steps 4, so the policy would look again before"),
+        ({"delay": 5}, "delay is 5 with replan_steps 4, so the policy would observe again"),
         ({"delay": -1}, "delay is -1 with replan_steps 4"),
         ({"delay": 3, "replan_steps": 6}, "replan_steps 6, but chunks have only 8 steps"),
         ({"delay": 3, "chunking": "trained"}, r"to continue at most 2 steps \(model.rtc_max_delay"),
         ({"chunking": "trained", "compare": 0}, "not trained to continue chunks"),
         (
             {"chunking": "guided", "solver": "ab2", "euler_steps": 4},
-            "'ab2' with 4 steps, which overshoots where chunks are guided",
+            "'ab2' with 4 steps, which overshoots when chunks are guided",
         ),
     ],
 )
@@ -467,7 +467,7 @@ def test_a_delay_that_cannot_be_is_refused_before_anything_is_acted(
         (
             {"suite": "LEARNT"},
             "4 episodes of suite 'learnt' are judged by seeds 0 … 3, and recordings begin with "
-            "seed 0 .*leave the suite's first_seed out, which is 1000000000 then",
+            "seed 0 .*leave out the suite's first_seed, which is 1000000000 then",
         ),
         (
             {"suite": "FIXED", "episodes": 8},
@@ -553,7 +553,7 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys, tmp_path):
         command.main()
     assert exit.value.code == 130
     told = capsys.readouterr().err
-    assert "episodes.jsonl keeps the finished episodes: the same command goes on" in told
+    assert "episodes.jsonl; run the same command again to continue" in told
 
 
 def test_tasks_that_look_like_markup_are_told_as_they_are_written(
@@ -575,7 +575,7 @@ def test_tasks_that_look_like_markup_are_told_as_they_are_written(
     command.main()
     told = capsys.readouterr()
     said = told.out
-    assert "warning: --steps is --euler-steps now" in told.err
+    assert "warning: --steps is now --euler-steps" in told.err
     (begins, *_) = (out / "episodes.jsonl").read_text().splitlines()
     assert json.loads(begins)["evaluates"]["sampler_steps"] == 1
     assert r"trained, reach[/red] \x1b]0;owned\x07: " in said

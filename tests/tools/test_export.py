@@ -201,7 +201,7 @@ def test_a_policy_that_writes_its_chunks_answers_the_same_in_stablehlo(tmp_path)
 
 def test_a_loop_without_a_given_length_is_refused_in_onnx(tmp_path):
     pytest.importorskip("onnx")
-    with pytest.raises(ValueError, match=r"no counterpart in ONNX here; export it with --to stab"):
+    with pytest.raises(ValueError, match=r"there is no ONNX rule; export it with --to stablehlo"):
         write(fast_policy(), tmp_path / "out", "onnx")
 
 
@@ -239,7 +239,7 @@ def test_a_prompt_with_a_pictures_token_is_refused_outside_too():
     policy.facts = {"prompt": turn}
     policy._encode = lambda text: [ord(x) for x in text.replace(" ", "")]
     assert policy.ids("go", None) == [ord(x) for x in "['go']"]
-    with pytest.raises(ValueError, match="stands for a picture"):
+    with pytest.raises(ValueError, match="stands for an image"):
         policy.ids("go P", None)
 
 

@@ -206,8 +206,8 @@ def test_what_was_fine_tuned_is_served_judged_open_loop_and_quantised(dataset, t
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ((), "say which of them the data shows: --embodiment new_embodiment"),
-        (("--embodiment", "my_robot"), "GR00T knows no embodiment 'my_robot'"),
+        ((), "say which embodiment the data is from: --embodiment new_embodiment"),
+        (("--embodiment", "my_robot"), "GR00T has no embodiment 'my_robot'"),
         (("--embodiment", "gr1", "so100"), "there are 1 embodiments, but model.projectors gives"),
     ],
 )
@@ -237,7 +237,7 @@ def test_a_modality_that_does_not_fit_the_dataset_is_refused(dataset, init, tmp_
 def test_statistics_of_a_groot_folder_are_kept(init, tmp_path, write):
     folder = write(tmp_path / "groot")
     if write is nvidias_folder:
-        with pytest.raises(ValueError, match=r"or lay it beside"):
+        with pytest.raises(ValueError, match=r"or put it into the same folder"):
             scales_of(folder, "min-max")
         write_modality(folder / "experiment_cfg/modality.json")
     kept, (robot,) = scales_of(folder, "min-max"), load_policy(init).processor.embodiments
@@ -255,5 +255,5 @@ def scales_of(folder: Path, scaling: Scaling) -> Scales:
 
 def test_a_base_without_a_tokenizer_asks_for_one(dataset, tmp_path):
     bare = lerobots_folder(tmp_path / "base", tokenizer=False)
-    with pytest.raises(ValueError, match="--tokenizer FOLDER, that of Eagle's processor"):
+    with pytest.raises(ValueError, match="--tokenizer FOLDER, the folder of Eagle's processor"):
         command(dataset, bare, tmp_path / "run", "--embodiment", "new_embodiment")

@@ -120,5 +120,5 @@ def test_a_sealed_checkpoint_that_names_python_imports_none(
 @pytest.mark.parametrize("url", ["reference://::memory://refs.json", "simplecache::memory://set"])
 def test_a_dataset_is_no_chain_of_file_systems(url):
     """fsspec's `reference` fills templates from a file that others wrote."""
-    with pytest.raises(ValueError, match=r"is a chain of fsspec's; give the URL of one folder"):
+    with pytest.raises(ValueError, match=r"not supported; give the URL of one folder"):
         open_dataset(url)

@@ -150,5 +150,5 @@ def test_what_it_cannot_be_converted_by_is_said(own, episodes, tmp_path, option,
 def test_without_a_store_only_lerobot_is_read(own, episodes, tmp_path):
     use_format(own)
     config = replace(SMALL, data=replace(SMALL.data, encoding="direct"))
-    with pytest.raises(ValueError, match="only LeRobot datasets are read without a frame store"):
+    with pytest.raises(ValueError, match="only LeRobot datasets can be read without a frame store"):
         prepare(episodes, tmp_path / "run", config, QUIET)

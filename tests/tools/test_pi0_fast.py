@@ -120,21 +120,21 @@ def test_openpis_files_are_not_trained_on_with_tokenizers_missing_or_of_other_si
     with pytest.raises(ValueError, match="came without the FAST tokenizer that it writes"):
         train.run(paths, config, QUIET)
     foreign = replace(paths, fast=FIXTURES / "fast", tokenizer=RELEASED / "tokenizer.model")
-    with pytest.raises(ValueError, match="whose end FAST's tokens are counted"):
+    with pytest.raises(ValueError, match="FAST's tokens are counted down from its end"):
         train.run(foreign, config, QUIET)
 
 
 def test_what_openpi_would_read_otherwise_is_not_written_for_it(finished, tmp_path):
-    with pytest.raises(ValueError, match="trained with 'plain'; write it as chiliad"):
+    with pytest.raises(ValueError, match="trained with 'plain'; give --to chiliad"):
         convert(load_policy(finished), tmp_path / "openpi", "openpi")
 
 
 def test_another_fast_tokenizer_than_the_policys_is_refused(finished, dataset, tmp_path):
     other = FIXTURES / "fast"
-    with pytest.raises(ValueError, match="was trained to write in; leave out fast"):
+    with pytest.raises(ValueError, match="was trained with; leave out fast"):
         load_policy(finished, fast=other)
     paths = train.Paths(str(dataset), tmp_path / "run", init=finished, fast=other)
-    with pytest.raises(ValueError, match="another FAST tokenizer than the one that the policy"):
+    with pytest.raises(ValueError, match="not the FAST tokenizer that the policy of --init"):
         train.run(paths, FAST, QUIET)
     own = load_policy(finished).processor.fast
     own.save(tmp_path / "own", 4, 2)

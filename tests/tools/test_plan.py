@@ -150,7 +150,7 @@ def test_what_is_refused_at_the_end_is_refused_at_the_start(tmp_path):
         main(run, machines, out=tmp_path / "plan.txt")
     with pytest.raises(ValueError, match=r"--scaling is .*must end in \.svg or \.png"):
         main(run, machines, scaling=tmp_path / "scaling.pdf")
-    with pytest.raises(FileNotFoundError, match="there is no folder"):
+    with pytest.raises(FileNotFoundError, match="plans does not exist; create it"):
         main(run, machines, out=tmp_path / "plans" / "plan.md")
     with pytest.raises(ValueError, match="--save-seconds"):
         main(replace(run, save_seconds=0), machines)

@@ -77,17 +77,17 @@ def test_a_policy_on_few_bits_is_exported_with_its_adapters_folded_in(released, 
     served = load_policy(tmp_path / "ours")
     assert served.model.config.compute.quantized_kind == "nf4"
     jax.tree.map(np.testing.assert_array_equal, served.params, policy.params)
-    with pytest.raises(ValueError, match=r"keeps the kernels at .* in nf4, but f32 was asked for"):
+    with pytest.raises(ValueError, match=r"has kernels .* in nf4, but f32 was asked for"):
         begin_from(tmp_path / "ours", released.model, like_model(released.model), 0)
     bare = replace(policy, model=released.model.config.computing(quantized=LANGUAGE).build())
-    with pytest.raises(ValueError, match="quantised to float8, which the format 'openpi' cannot"):
+    with pytest.raises(ValueError, match="quantised to float8, which format 'openpi' cannot"):
         convert(bare, tmp_path / "bare", "openpi")
 
 
 def test_kernels_in_few_bits_that_would_move_are_refused():
     model = TINY.model.computing(quantized=LANGUAGE, quantized_kind="nf4")
     moving = replace(TINY, model=model)
-    message = r"keeps language/layers/attention/k/kernel in nf4, which cannot be trained"
+    message = r"stores language/layers/attention/k/kernel in nf4, which cannot be trained"
     with pytest.raises(ValueError, match=message):
         check_model(moving)
     half = (("^vision", 0.0), (".", 1.0))
@@ -101,7 +101,9 @@ def test_kernels_in_few_bits_that_would_move_are_refused():
     with pytest.raises(ValueError, match=r"'lora_\[ab\]\$', but the model has no adapters"):
         check_model(replace(moving, optimizer=alone))
     float8 = replace(moving, model=model.computing(fp8="current"), optimizer=frozen)
-    with pytest.raises(ValueError, match=r"model.compute.fp8 is 'current'.*set it to none"):
+    with pytest.raises(
+        ValueError, match=r"model.compute.fp8 is 'current'.*set model.compute.fp8 to none"
+    ):
         check_model(float8)
 
 

@@ -45,7 +45,7 @@ def test_numbers_that_make_no_recording_are_named(tmp_path):
     with pytest.raises(ValueError, match="episodes = 0"):
         record_dataset(RecordConfig(tmp_path / "none", episodes=0))
     for option in ({"draw_every": 2}, {"antialias": False}):
-        with pytest.raises(ValueError, match="'tabletop-lift' draws every step"):
+        with pytest.raises(ValueError, match="'tabletop-lift' cannot draw more cheaply"):
             record_dataset(RecordConfig(tmp_path / "none", **option))
     assert not (tmp_path / "none").exists()
 
@@ -106,7 +106,7 @@ def test_a_recording_of_starts_that_policies_are_judged_by_is_refused(tmp_path):
     record = partial(RecordConfig, tmp_path / "none", tasks=("near",), episodes=1)
     with pytest.raises(ValueError, match="judged by seeds 0 … 7, and recordings begin with seed 0"):
         record_dataset(record(f"{tmp_path / 'mine.py'}:LEARNT"))
-    with pytest.raises(ValueError, match=r"Recording 2 .*judged by 2000007 … 2000014; choose"):
+    with pytest.raises(ValueError, match=r"Recording 2 .*evaluated on, 2000007 … 2000014; choose"):
         record_dataset(record(f"{tmp_path / 'mine.py'}:NEAR", seed=2))
     with pytest.raises(ValueError, match=r"may try seeds 0 … 2000019, .*or fewer --episodes"):
         record_dataset(replace(record(f"{tmp_path / 'mine.py'}:NEAR"), episodes=100_001))
@@ -145,7 +145,7 @@ def test_resuming_a_recording_that_is_whole_says_so_and_invents_no_counts(tmp_pa
     assert (again["tried"], again["kept"], again["failed"]) == (None, 2, None)
     main(replace(config, resume=True), Console(width=300))
     said = capsys.readouterr().out
-    assert f"set: 2 episodes, {frames} frames; the recording was whole already." in said
+    assert f"set: 2 episodes, {frames} frames; the recording was already complete." in said
     assert "tried" not in said
 
 
@@ -184,6 +184,6 @@ def test_a_recording_that_an_edit_has_replaced_but_not_put_away_is_not_removed(t
     recording = tmp_path / "set.partial/meta/recording.jsonl"
     recording.parent.mkdir(parents=True)
     recording.touch()
-    with pytest.raises(ValueError, match="set: an edit in its place was interrupted; finish that"):
+    with pytest.raises(ValueError, match="set: its edit --in-place was interrupted; run the same"):
         record_dataset(replace(config, resume=True))
     assert recording.is_file()

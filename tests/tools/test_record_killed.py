@@ -66,7 +66,9 @@ def test_a_recording_cut_off_at_any_moment_is_resumed_to_the_same_bytes(kills, t
         assert files(out) == files(tmp_path / "whole")
     again = record_dataset(config)
     assert (again["kept"], again["frames"]) == (2 * EPISODES, whole["frames"])
-    with pytest.raises(ValueError, match=r"is a finished dataset of 40 episodes, and 44 are asked"):
+    with pytest.raises(
+        ValueError, match=r"is a finished dataset of 40 episodes, but 44 were asked"
+    ):
         record_dataset(RecordConfig(out, suite, episodes=22, slots=3, resume=True))
 
 

@@ -74,7 +74,7 @@ def test_runs_are_compared_in_one_figure(finished, tmp_path):
     drawn = (tmp_path / "c.svg").read_text()
     assert finished.name in drawn
     assert "minutes of acting and learning" in drawn
-    with pytest.raises(ValueError, match=r"has no closed_loop\.jsonl"):
+    with pytest.raises(ValueError, match=r"has no evaluation in closed_loop\.jsonl"):
         rl_figures.write_comparison([tmp_path], tmp_path / "d.svg")
 
 
@@ -460,19 +460,19 @@ def test_presets_are_whole_and_taken_by_name_with_changes(name, tmp_path):
                     HOST.learner, optimizer=replace(HOST.learner.optimizer, name="schedule_free")
                 )
             },
-            "learner.optimizer.name is 'schedule_free', .* take adamw or muon",
+            "learner.optimizer.name is 'schedule_free', .* choose adamw or muon",
         ),
         (
             {"colocated": ColocatedConfig(envs=4096, warmup=5)},
-            "'host', where colocated.envs = 4096, colocated.warmup = 5 would count for nothing",
+            "'host', which ignores colocated.envs = 4096, colocated.warmup = 5",
         ),
         (
             {"disaggregated": DisaggregatedConfig(simulators=64)},
-            "disaggregated.simulators = 64 would count for nothing",
+            "ignores disaggregated.simulators = 64",
         ),
         (
             {"placement": "disaggregated", "colocated": ColocatedConfig(envs=64)},
-            "colocated.envs = 64 would count for nothing",
+            "ignores colocated.envs = 64",
         ),
     ],
 )
@@ -498,7 +498,7 @@ def test_a_users_preset_is_read_from_a_file(tmp_path):
     file.write_text("from rl.config import RlConfig\nMINE = RlConfig(steps=5)\nOTHER = 3\n")
     where = ["--checkpoint", "a", "--out", "b"]
     assert rl.parse([*where, "--preset", f"{file}:MINE"])[1] == RlConfig(steps=5)
-    with pytest.raises(ValueError, match="has no RlConfig named 'OTHER', it has int"):
+    with pytest.raises(ValueError, match="has no RlConfig named 'OTHER'; found int"):
         rl.parse([*where, "--preset", f"{file}:OTHER"])
 
 
@@ -515,4 +515,4 @@ def test_the_command_line_refuses_in_one_sentence_and_says_how_to_go_on(monkeypa
     with pytest.raises(SystemExit) as exit:
         rl.main()
     assert exit.value.code == 130
-    assert "--resume goes on from the last checkpoint" in capsys.readouterr().err
+    assert "--resume continues from the last checkpoint" in capsys.readouterr().err

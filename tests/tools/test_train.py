@@ -228,7 +228,7 @@ def test_what_cannot_train_is_refused_before_anything_is_written(finished, datas
         train.run(train.Paths(str(dataset), out), uneven, QUIET)
     with pytest.raises(FileNotFoundError, match="holds no run to resume"):
         train.run(train.Paths(str(dataset), out, resume=True), SMALL, QUIET)
-    with pytest.raises(ValueError, match="go on with --resume"):
+    with pytest.raises(ValueError, match="continue with --resume"):
         train.run(train.Paths(str(dataset), finished), SMALL, QUIET)
     assert not out.exists()
 

@@ -105,9 +105,12 @@ def test_a_mistake_in_a_mixture_is_named_before_anything_is_decoded(guide, tmp_p
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ({"episodes": {"12": 2}}, r"weights\.json, episodes\.'12': is of no episode"),
-        ({"episodes": {"3": -1}}, r"weights\.json, weights: says -1 of episode 3, frame 0"),
-        ("action", r"kitchen: weights is 'action', but its columns of one number a frame are \[\]"),
+        ({"episodes": {"12": 2}}, r"weights\.json, episodes\.'12': is not an episode"),
+        ({"episodes": {"3": -1}}, r"weights\.json, weights: is -1 for episode 3, frame 0"),
+        (
+            "action",
+            r"kitchen: weights is 'action', but its columns with one number per frame are \[\]",
+        ),
     ],
 )
 def test_bad_weights_are_named_before_anything_is_decoded(guide, tmp_path, weights, message):
@@ -173,5 +176,5 @@ def test_samples_of_every_second_frame_train_on_a_store_of_those_pictures(guide,
     assert json.loads((store / "store.json").read_text())["every"] == 2
     for every, refused in ((4, False), (3, True)):
         config = DatasetConfig(str(store), every=every)
-        with pytest.raises(ValueError, match="but 'every' draws a") if refused else nullcontext():
+        with pytest.raises(ValueError, match="but 'every' asks for") if refused else nullcontext():
             assert open_own(config, QUIET).every == 2

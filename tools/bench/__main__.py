@@ -93,9 +93,9 @@ def main(
     """
     console = Console(stderr=as_json)
     if peer and name not in _WITH_PEER:
-        raise ValueError(f"--peer is for {', '.join(_WITH_PEER)}; {name} has no use for it.")
+        raise ValueError(f"--peer is for {', '.join(_WITH_PEER)}; {name} does not take it.")
     if len(peer) > 1 and name not in _WITH_PEERS:
-        raise ValueError(f"--peer has {len(peer)} Pythons, of which {name} takes one.")
+        raise ValueError(f"--peer has {len(peer)} Pythons, but {name} takes only one.")
     if tiny and name not in _WITH_TINY:
         raise ValueError(f"--tiny is for {', '.join(_WITH_TINY)}; {name} has one size.")
     if width == "real" and name not in _WITH_WIDTH:

@@ -57,25 +57,25 @@ class CpuBench:
 BENCHES = (
     CpuBench("recipe", 0.2, "the recipe's scaling table, predicted"),
     CpuBench("packing", 2, "training steps packed and padded"),
-    CpuBench("plan", 3, "how full rows are, beside grain's packer"),
+    CpuBench("plan", 3, "how full rows are, compared with grain's packer"),
     CpuBench("start", 3, "the start of a run on a million episodes"),
     CpuBench("attention", 3, "attention over packed rows"),
     CpuBench("chunks", 3, "several noised chunks of one observation"),
     CpuBench("serve", 3, "requests a second in batches and one at a time"),
     CpuBench("colocated", 4, "RL in one device program"),
-    CpuBench("sim", 4, "steps and pictures a second of each simulator"),
-    CpuBench("libero", 1, "LIBERO's steps a second beside its own environment"),
+    CpuBench("sim", 4, "steps and images a second of each simulator"),
+    CpuBench("libero", 1, "LIBERO's steps a second, compared with its own environment"),
     CpuBench("explain", 5, "steps of π0.5 and GR00T compiled for H100s, predicted"),
     CpuBench("predict", 5, "predicted and measured training steps"),
-    CpuBench("ladder", 7, "from the way the recipe's authors began to ours"),
+    CpuBench("ladder", 7, "training from the recipe's starting point to ours, step by step"),
     CpuBench("rl", 18, "the levels of asynchronous RL"),
-    CpuBench("pi05", 5, "π0.5 beside openpi", "openpi"),
+    CpuBench("pi05", 5, "π0.5 compared with openpi", "openpi"),
     CpuBench("bucket", 3, "a frame store read from a bucket by several readers"),
-    CpuBench("cameras", 10, "pictures of 480 x 640 beside LeRobot's DataLoader", "LeRobot"),
-    CpuBench("data", 10, "batches beside LeRobot's DataLoader", "LeRobot"),
-    CpuBench("stats", 10, "statistics beside openpi's script", "openpi and LeRobot"),
+    CpuBench("cameras", 10, "images of 480 x 640, compared with LeRobot's DataLoader", "LeRobot"),
+    CpuBench("data", 10, "batches, compared with LeRobot's DataLoader", "LeRobot"),
+    CpuBench("stats", 10, "statistics, compared with openpi's script", "openpi and LeRobot"),
     CpuBench(
-        "pi05_real", 20, "layers of π0.5's released widths beside openpi's", "openpi",
+        "pi05_real", 20, "layers of π0.5's released widths, compared with openpi's", "openpi",
         of=("pi05", "--width", "real"),
     ),
     CpuBench(
@@ -133,12 +133,16 @@ def main(
     for name, python in peer:
         peers[name].append(python)
     if unknown := peers.keys() - {"ladder", *(each.name for each in BENCHES if each.peer)}:
-        raise ValueError(f"--peer {', '.join(unknown)}: no such benchmark has another side.")
+        raise ValueError(
+            f"--peer names {', '.join(unknown)}; expected benchmarks that compare with other code."
+        )
     if listing:
         console.print(listed(BENCHES, out))
         return
     chosen = [each for each in BENCHES if not quick or each.minutes <= QUICK]
-    with in_a_line(f"The same command goes on; what is finished stands in {out}.", writing=out):
+    with in_a_line(
+        f"Finished results are kept in {out}; run the same command again to continue.", writing=out
+    ):
         outcomes = measure(chosen, out, console, lambda each: command(each, peers), again)
         console.print(summary(outcomes))
         if out == DATA:
@@ -169,9 +173,9 @@ def measure(
     for bench in track(benches, "Benchmarks", console=console):
         file = out / f"{bench.name}.json"
         if file.is_file() and not again:
-            outcomes.append(BenchOutcome(bench.name, "there already, skipped"))
+            outcomes.append(BenchOutcome(bench.name, "already done, skipped"))
         elif not (asked := words(bench)):
-            said = f"left out: give --peer {bench.name} PYTHON, one that has {bench.peer}"
+            said = f"skipped: give --peer {bench.name} PYTHON, a Python that has {bench.peer}"
             outcomes.append(BenchOutcome(bench.name, said))
         else:
             console.print(f"{bench.name}: {bench.about}, about {_time(60 * bench.minutes)}")

@@ -106,7 +106,7 @@ MEASUREMENTS = (
         "tools.bench.models.act", environment=_WHOLE,
     ),
     Measurement(
-        "sim", "sim", "MJX (and Warp's) control steps, pictures of ours and through EGL", 150, 360,
+        "sim", "sim", "MJX (and Warp's) control steps, images of ours and through EGL", 150, 360,
         "tools.bench.sim.sim", needs=("mujoco.mjx",), environment=_SOME,
     ),
     Measurement(
@@ -126,7 +126,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began, options = time.monotonic(), _parser().parse_args(arguments)
     out = options.out or (ROOT / "runs" / "gpu-tiny" if options.tiny else RESULTS)
     if options.tiny and out.resolve() == RESULTS:
-        _say(f"error: --out is {out}, which is for measured figures; --tiny's say nothing.")
+        _say(
+            f"error: --out is {out}, which is for measured results, and those of --tiny mean "
+            "nothing; give another --out."
+        )
         return 1
     failed = 0
     if not options.page:
@@ -138,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         failed = measure(options.part or PARTS, out, options, machine, began)
     file = PAGE if out == RESULTS else out / "gpu.md"
     file.write_text(page(out, MEASUREMENTS), encoding="utf-8")
-    _say(f"{file} is made of {out}.")
+    _say(f"Wrote {file} from the results in {out}.")
     return failed
 
 
@@ -179,9 +182,11 @@ def measure(
         failed += [each.name] * bool(problems)
         _say(f"{each.name}: {_verdict(result, problems)}")
     if left:
-        _say(f"No time left for {', '.join(left)}: the same command goes on with them.")
+        _say(
+            f"No time left for {', '.join(left)}; run the same command again to continue with them."
+        )
     if failed:
-        _say(f"Failed: {', '.join(failed)}; the errors stand in {out}.")
+        _say(f"Failed: {', '.join(failed)}; the errors are in {out}.")
     return 1 if failed else 0
 
 
@@ -388,7 +393,7 @@ def _useless(each: Measurement, gpus: float) -> str:
     """Reason why there is nothing to measure on this machine, "" if there is something."""
     if absent := _absent(each.wants):
         return f"not installed here: {', '.join(absent)}"
-    return f"it wants {each.gpus} GPUs or more" if gpus < each.gpus else ""
+    return f"it needs {each.gpus} GPUs or more" if gpus < each.gpus else ""
 
 
 def _absent(names: Sequence[str]) -> list[str]:

@@ -8,11 +8,11 @@ from typing import Any
 
 _INTRO = """# GPU results
 
-Made by `python -m tools.bench.gpu --page` of the JSON that `make gpu` writes to `docs/results/gpu`
-([how to run it](../gpu.md)); a test holds that this page and the JSON say the same.
+Made by `python -m tools.bench.gpu --page` from the JSON that `make gpu` writes to
+`docs/results/gpu` ([how to run it](../gpu.md)); a test checks that this page and the JSON agree.
 """
 _NOTHING = """
-Nothing has been measured on a GPU yet: no figure stands here, and none is claimed elsewhere.
+Nothing has been measured on a GPU yet, so there are no figures here or elsewhere.
 """
 
 Result = Mapping[str, Any]

@@ -144,7 +144,7 @@ def run(
     sizes = sizes or LearnSizes()
     tasks = {each.name: each for each in sizes.tasks}
     if task not in tasks:
-        raise ValueError(f"--task '{task}' is none of those to learn: {', '.join(tasks)}.")
+        raise ValueError(f"--task is '{task}'; choose one of {', '.join(tasks)}.")
     rows = {
         name: _row(tasks[task], name, setting, sizes, cache, console)
         for name, setting in sizes.settings.items()

@@ -90,7 +90,9 @@ def told(value: Any, form: str) -> str:
     if form.startswith("x"):
         count = value * int(form[1:])
         if abs(count - round(count)) > _ROUNDING:
-            raise ValueError(f"{value} is no share of {form[1:]}: that would be {count:.2f} of it.")
+            raise ValueError(
+                f"{value} is not a share of {form[1:]}: that would be {count:.2f} of it."
+            )
         return f"{round(count):,}"
     text = format(value, form)
     if isinstance(value, str):

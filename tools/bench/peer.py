@@ -22,7 +22,9 @@ def asking(
       ValueError: (by the function) the script ended without an answer.
     """
     if not python.is_file():
-        raise FileNotFoundError(f"--peer {python} is no Python; give an environment's bin/python.")
+        raise FileNotFoundError(
+            f"--peer {python} is not a Python; give an environment's bin/python."
+        )
     file = Path(__file__).parent / "peers" / f"{script}.py"
     own = os.environ | dict(environment or {})
     with Popen([python, file], stdin=PIPE, stdout=PIPE, text=True, env=own) as process:
@@ -36,8 +38,8 @@ def asking(
             answer = back.readline()
             if not answer:
                 raise ValueError(
-                    f"{python} gave no answer to {request}; what it wrote above says why, and the "
-                    f"first lines of tools/bench/peers/{file.name} what it must have."
+                    f"{python} gave no answer to {request}; its output above says why, and the "
+                    f"first lines of tools/bench/peers/{file.name} say what it needs."
                 )
             return json.loads(answer)
 

@@ -72,8 +72,8 @@ def _start(run: Path, cache: Path, options: list[str]) -> dict[str, float]:
             found["answer"] = time.monotonic() - began
     except ConnectionClosed as error:
         raise ValueError(
-            "The server ended before it answered; its output says why, or it was killed for want "
-            "of memory."
+            "The server ended before it answered; its output says why, or it ran out of memory "
+            "and was killed."
         ) from error
     finally:
         process.terminate()

@@ -28,7 +28,9 @@ def _ask(console: Console, mixture: Path, transform: Transform) -> bool:
         soft_wrap=True,
     )
     try:
-        answer = console.input("Run it, now and as long as its content stays? [y/N] ")
+        answer = console.input(
+            "Run it now, and from now on as long as its content stays the same? [y/N] "
+        )
     except EOFError:
         return False
     agreed = answer.strip().lower() in ("y", "yes")

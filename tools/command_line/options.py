@@ -50,6 +50,8 @@ def _option(path: str) -> str:
 
 
 def _warned(old: str, new: str, where: str = "") -> str:
-    sentence = f"warning: {where}{old} is {where}{new} now; the next release takes only that."
+    sentence = (
+        f"warning: {where}{old} is now {where}{new}; the next release accepts only the new form."
+    )
     print(harmless(sentence), file=sys.stderr)
     return new

@@ -58,15 +58,15 @@ def push(
             tag=tag,
         )
     if "://" not in url:
-        raise ValueError(f"{url} is no URL; give hf://org/name, s3://… or gs://….")
+        raise ValueError(f"{url} is not a URL; give hf://org/name, s3://… or gs://….")
     if options.revision:
         raise ValueError(f"{url}: a bucket has no revisions; leave --revision out.")
     bucket = Bucket(url.rstrip("/"))
     held = bucket.list()
     if held and not options.replace:
         raise ValueError(
-            f"{url} holds {len(held)} files already, such as {min(held)[:80]!r}; give another "
-            "place, or --replace to put this there instead."
+            f"{url} holds {len(held)} files already, such as {min(held)[:80]!r}; choose another "
+            "URL, or give --replace to replace them."
         )
     bucket.remove(name for name in held if name == names[-1] or name.endswith("digests.json"))
     bucket.put(folder, names[:-1])

@@ -43,7 +43,7 @@ def browse_command(
     limits, console = IdleLimits(still, seconds), Console()
     dataset = open_dataset(path)
     other = open_dataset(against) if against else None
-    kept = "Pictures that are finished are kept; the same command goes on from there."
+    kept = "Finished images are kept; run the same command again to continue."
     with in_a_line(kept, writing=out), steps() as report:
         counts = write_browser(dataset, out, report, against=other, limits=limits, columns=columns)
     said = ", ".join(f"{count} {mark}" for mark, count in counts.items() if count)

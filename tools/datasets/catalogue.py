@@ -29,7 +29,7 @@ def catalogue_command(
     """
     url = folder or os.environ.get("CHILIAD_CATALOGUE")
     if not url:
-        raise ValueError("Give the folder of a catalogue, or name it in CHILIAD_CATALOGUE.")
+        raise ValueError("Give the folder of a catalogue, or set CHILIAD_CATALOGUE to it.")
     console, catalogue = Console(), Catalogue(url)
     catalogue.add([version_of(path) for path in add])
     versions = catalogue.versions()

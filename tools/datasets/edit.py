@@ -86,8 +86,8 @@ def edit_command(
         raise ValueError("Give the folder of a dataset to edit.")
     if (out is None) != in_place:
         raise ValueError(
-            "Give --out with a folder for the new dataset, or --in-place to put it in the old "
-            "one's place; one of the two."
+            "Give either --out with a folder for the new dataset, or --in-place to put it in "
+            "the place of the old one."
         )
     if out is None:
         if len(paths) != 1 or "://" in paths[0]:
@@ -97,11 +97,11 @@ def edit_command(
         out = Path(os.path.abspath(paths[0]))
     elif any("://" not in path and Path(path).resolve() == out.resolve() for path in paths):
         raise ValueError(
-            f"--out is {out}, a dataset to edit; choose another folder, or give --in-place in its "
-            "stead to put the new dataset in the old one's place."
+            f"--out is {out}, which is a dataset to edit; choose another folder, or give "
+            "--in-place instead of --out to put the new dataset in the place of the old one."
         )
     edit, console = read_edit(options), Console()
-    kept = "What is finished is kept; the same command goes on from there."
+    kept = "Finished work is kept; run the same command again to continue."
     made = lake(where, console, paths)
     with in_a_line(kept, writing=out), made as note, progress("Writing") as report:
         try:
@@ -109,13 +109,13 @@ def edit_command(
         except DatasetError as error:
             if not (partial := partial_of(out)).exists():
                 raise
-            raise ValueError(f"{error} {kept} Or delete {partial}.") from None
+            raise ValueError(f"{error} {kept} Or delete {partial} to start over.") from None
         for name in plans:
             note(out / name)
     for name, plan in plans.items():
         console.print(f"{out / name}: {_said(plan)}", soft_wrap=True)
     if in_place:
-        console.print(f"{out}.old: the dataset as it was; delete it when you are sure.")
+        console.print(f"{out}.old is the dataset as it was; delete it when you no longer need it.")
 
 
 def read_edit(options: EditOptions) -> Edit:
@@ -129,7 +129,7 @@ def read_edit(options: EditOptions) -> Edit:
         interval = 2 if options.keyframes is None else options.keyframes
         encoding = VideoEncoding(options.codec, options.crf, interval)
     elif given := [n for n in ("crf", "keyframes") if getattr(options, n) is not None]:
-        raise ValueError(f"--{given[0]} is given without --codec; say what it is for.")
+        raise ValueError(f"--{given[0]} is given without --codec; give --codec too.")
     return Edit(
         delete=_numbers("--delete", options.delete),
         keep=None if options.keep is None else _numbers("--keep", options.keep),

@@ -73,7 +73,7 @@ def read_robot_episode(file: Path) -> RobotEpisode:
                 str(content["task"]),
             )
     except (OSError, ValueError, KeyError, BadZipFile) as error:
-        sentence = f"cannot be read ({error}); is it an episode of EpisodeRecorder?"
+        sentence = f"cannot be read ({error}); is it an episode that EpisodeRecorder wrote?"
         raise DatasetError(file, "episode", sentence) from None
 
 
@@ -87,7 +87,8 @@ def write_robot_dataset(seen: Path, out: Path) -> Iterator[int]:
     files = sorted(seen.glob("episode_*.npz"))
     if not files:
         raise FileNotFoundError(
-            f"{seen}: has no episode_000000.npz; give the folder of an EpisodeRecorder."
+            f"{seen}: has no episode_*.npz files; give a folder that chiliad-client's "
+            "EpisodeRecorder wrote."
         )
     first = read_robot_episode(files[0])
     features = features_of(first.columns, first.frames)
@@ -96,8 +97,9 @@ def write_robot_dataset(seen: Path, out: Path) -> Iterator[int]:
             episode = read_robot_episode(file)
             if episode.hz != first.hz:
                 raise ValueError(
-                    f"{file}: was recorded at {episode.hz:g} Hz, {files[0].name} at {first.hz:g}; "
-                    "a dataset has one rate, so put them into folders of their own."
+                    f"{file}: was recorded at {episode.hz:g} Hz, but {files[0].name} at "
+                    f"{first.hz:g}; a dataset has one rate, so put episodes of different rates "
+                    "into separate folders."
                 )
             prompt = episode.prompt.strip() or "(no prompt)"
             writer.add_episode(episode.columns, episode.frames, prompt)

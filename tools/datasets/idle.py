@@ -56,8 +56,8 @@ def idle_command(
     counts = [sum(int(mask.sum()) for mask in masks) for masks in _masks(found)]
     shares = [f"{count} frames ({100 * count / total:.1f} %)" for count in counts]
     console.print(
-        f"{path}: {shares[0]} still, that is within {100 * still:g} % of each dimension's range "
-        f"for {seconds:g} s or more; {shares[1]} doubled, with the values of the frame before.",
+        f"{path}: {shares[0]} still (within {100 * still:g} % of each dimension's range for "
+        f"{seconds:g} s or more); {shares[1]} doubled (the same values as the frame before).",
         soft_wrap=True,
     )
     if json_file is not None:
@@ -76,7 +76,7 @@ def _masks(found: list[IdleFrames]) -> tuple[list[np.ndarray], list[np.ndarray]]
 
 def _show(console: Console, found: list[IdleFrames]) -> None:
     """Shows the episodes with the most idle frames, and where in them these frames lie."""
-    names = ("Episode", "Frames", "Still at first", "Between", "At last", "Doubled")
+    names = ("Episode", "Frames", "Still at start", "Between", "At end", "Doubled")
     shown = table(*(Column(name, justify="right") for name in names))
     most = sorted(range(len(found)), key=lambda i: -int((found[i].still | found[i].doubled).sum()))
     listed = [i for i in most[:_MOST_LISTED] if (found[i].still | found[i].doubled).any()]

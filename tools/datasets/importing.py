@@ -42,7 +42,7 @@ def import_command(
         where: Work on a cluster, and a catalogue.
     """
     read, console = read_layout(layout, task=task, fps=fps, robot=robot), Console()
-    kept = "Finished episodes are kept; --resume goes on."
+    kept = "Finished episodes are kept; continue with --resume."
     made = lake(where, console, paths, recorded=True)
     with in_a_line(kept, writing=out), made as note, steps() as report:
         try:

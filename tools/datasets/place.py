@@ -99,6 +99,6 @@ def lake(
         def note(path: str | Path) -> None:
             catalogue.add([*new, version_of(str(path), typed(), sources)])
             new.clear()
-            console.print(f"{url}: {path} is noted.", soft_wrap=True)
+            console.print(f"Recorded {path} in the catalogue {url}.", soft_wrap=True)
 
         yield note

@@ -66,13 +66,13 @@ def show_difference(console: Console, found: RecordingDifference) -> None:
     facts = table(Column("", no_wrap=True), "First", "Second")
     sides = found.first, found.second
     facts.add_row("path", *(side.path for side in sides))
-    facts.add_row("robot", *(side.robot or "not told" for side in sides))
-    facts.add_row("frames a second", *(f"{side.fps:g}" for side in sides))
+    facts.add_row("robot", *(side.robot or "unknown" for side in sides))
+    facts.add_row("frames per second", *(f"{side.fps:g}" for side in sides))
     facts.add_row("episodes, frames", *(f"{side.episodes}, {side.frames}" for side in sides))
     facts.add_row(
         "time between frames",
         *(
-            f"{side.delta_t[0]:.3g} s, up to {side.delta_t[1]:.3g}" if side.delta_t else "not told"
+            f"{side.delta_t[0]:.3g} s, up to {side.delta_t[1]:.3g}" if side.delta_t else "unknown"
             for side in sides
         ),
     )

@@ -52,15 +52,15 @@ class Act:
         missing = sorted(set(robot.cameras) - set(self.cameras) - set(robot.absent))
         if unknown or missing or not self.cameras or self.batch < 1:
             raise ValueError(
-                f"cameras are {list(self.cameras)} and batch is {self.batch}; the policy's cameras "
-                f"are {list(robot.cameras)}, of which {list(robot.absent)} may be left out, and a "
-                "batch has at least one observation."
+                f"cameras are {list(self.cameras)} and batch is {self.batch}; expected some of "
+                f"the policy's cameras {list(robot.cameras)}, of which only "
+                f"{list(robot.absent)} may be left out, and a batch of at least 1."
             )
         if self.policy.says_subtasks:
             raise ValueError(
-                f"The policy writes a subtask before it acts (processor.subtask_limit is "
-                f"{processor.subtask_limit}), which is not one program; export a policy that acts "
-                "on its prompt alone, or serve this one."
+                "The policy writes a subtask before it acts (processor.subtask_limit is "
+                f"{processor.subtask_limit}), which cannot be exported as one program; export a "
+                "policy without subtasks, or use tools.serve."
             )
 
     @property
@@ -195,8 +195,8 @@ class Act:
         places = {self.processor.text(words, still, pictures)[1] for words in _PROMPTS}
         if len(places) > 1:
             raise ValueError(
-                f"Pictures stand at places that depend on the prompt ({sorted(places)}), which one "
-                "program cannot lay out; serve this policy."
+                f"The images' places depend on the prompt ({sorted(places)}), which one "
+                "exported program cannot handle; use tools.serve."
             )
         return places.pop()
 

@@ -132,7 +132,7 @@ def _integer_pow(w: Writer, equation: Any, x: Value) -> Node:
 
 def _round(w: Writer, equation: Any, x: Value) -> Node:
     if equation.params["rounding_method"] != jax.lax.RoundingMethod.TO_NEAREST_EVEN:
-        raise ValueError("ONNX rounds halves to even numbers alone; export to stablehlo.")
+        raise ValueError("ONNX can only round halves to even numbers; export to stablehlo.")
     return w.add("Round", [x], *_like(equation))
 
 
@@ -149,7 +149,7 @@ def _clamp(w: Writer, equation: Any, low: Value, x: Value, high: Value) -> Node:
 def _select(w: Writer, equation: Any, which: Value, *cases: Value) -> Node:
     (shape, dtype), (no, yes) = _like(equation), cases[:2]
     if len(cases) > 2:
-        raise ValueError("ONNX chooses between two cases, not more; export to stablehlo.")
+        raise ValueError("ONNX can choose between only two cases; export to stablehlo.")
     which = _cast(w, which, np.bool_)
     if dtype != np.bool_:
         return w.add("Where", [which, yes, no], shape, dtype)
@@ -217,7 +217,9 @@ def _unstacked(w: Writer, equation: Any, x: Value) -> list[Value]:
 def _pad(w: Writer, equation: Any, x: Value, filler: Value) -> Node:
     low, high, inside = zip(*equation.params["padding_config"], strict=True)
     if any(inside) or min(*low, *high, 0) < 0:
-        raise ValueError("ONNX pads by no fewer than 0 places, and only outside; take stablehlo.")
+        raise ValueError(
+            "ONNX cannot pad by negative amounts or between entries; export to stablehlo."
+        )
     return w.add("Pad", [x, np.array([*low, *high], np.int64), filler], *_like(equation))
 
 

@@ -131,7 +131,7 @@ class Writer:
             return [np.asarray(x) for x in found]
         if name not in self.rules:
             raise ValueError(
-                f"The policy's program uses JAX's '{name}', which has no counterpart in ONNX here; "
+                f"The policy's program uses JAX's '{name}', for which there is no ONNX rule; "
                 "export it with --to stablehlo, or add a rule to tools/export/onnx_rules.py."
             )
         written: Any = self.rules[name](self, equation, *operands)

@@ -64,7 +64,10 @@ class ExportedPolicy:
         for i, (prompt, state) in enumerate(zip(prompts, states, strict=True)):
             ids = self.ids(prompt, state)
             if len(ids) > self.facts["prompt"]["longest"]:
-                raise ValueError(f"The prompt ({prompt[:40]!r}) is {len(ids)} tokens long.")
+                raise ValueError(
+                    f"The prompt ({prompt[:40]!r}) is {len(ids)} tokens long, but this policy "
+                    f"reads at most {self.facts['prompt']['longest']}; shorten it."
+                )
             found[i, : len(ids)], length[i] = ids, len(ids)
         return found, length
 
@@ -78,8 +81,8 @@ class ExportedPolicy:
             kept = [i for i in ids if i not in left_out]
             if len(ids) - len(kept) != rule["template"][0].count(rule["without"]):
                 raise ValueError(
-                    f"The prompt ({prompt[:40]!r}) has {rule['without']}, which stands for a "
-                    "picture; leave it out."
+                    f"The prompt ({prompt[:40]!r}) contains {rule['without']}, which stands "
+                    "for an image; leave it out."
                 )
             return kept
         text = prompt[:-1] if prompt.endswith("\n") else prompt
@@ -96,8 +99,9 @@ class ExportedPolicy:
         rule = self.facts["prompt"]["state"]
         if rule["adapter"]:
             raise ValueError(
-                f"This policy spells its state in units of its own ('{rule['adapter']}'); "
-                "give token ids that Policy.requests made."
+                f"This policy's prompt contains the state as the adapter '{rule['adapter']}' "
+                "converts it, which this program cannot do; give token ids that "
+                "Policy.requests made."
             )
         dims = (np.asarray(state, np.float32) - np.asarray(rule["offset"])) / rule["scale"]
         padded = np.zeros(rule["dims"])

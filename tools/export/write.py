@@ -72,7 +72,8 @@ def _onnx(act: Act, out: Path) -> tuple[str, None]:
         from tools.export.onnx_writer import write as write_model
     except ModuleNotFoundError as error:
         raise ValueError(
-            f"--to onnx needs the package {error.name}; pip install -e '.[export]'."
+            f"--to onnx needs the package {error.name}; run `pip install -e '.[export]'` in "
+            "Chiliad's repository."
         ) from None
     (output,) = act.outputs
     model, arrays = model_of(act, act.weights, act.inputs, output, RULES)

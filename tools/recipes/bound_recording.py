@@ -82,7 +82,7 @@ def opened(data: str) -> tuple[DatasetConfig, Dataset]:
     (settings,) = mixture.datasets
     dataset = open_dataset(settings.path)
     if not dataset.cameras:
-        raise ValueError(f"{settings.path}: has no cameras; a policy looks at pictures.")
+        raise ValueError(f"{settings.path}: has no cameras; a policy needs images.")
     return settings, dataset
 
 
@@ -98,8 +98,8 @@ def bound(policy: Policy, settings: DatasetConfig, dataset: Dataset) -> BoundRec
     wanted = settings.embodiment or dataset.name
     if wanted not in names and (settings.embodiment or len(names) > 1):
         raise ValueError(
-            f"{settings.path}: shows '{wanted}', but the policy was trained on {names}; give one "
-            "of these as the dataset's 'embodiment' in a mixture's file."
+            f"{settings.path}: is of robot '{wanted}', but the policy was trained on {names}; "
+            "give one of these as the dataset's 'embodiment' in a mixture's file."
         )
     index = names.index(wanted) if wanted in names else 0
     robot = processor.embodiments[index]
@@ -198,8 +198,8 @@ def _check_cameras(settings: DatasetConfig, dataset: Dataset, robot: Embodiment)
     lacking = set(robot.cameras) - theirs
     if not lacking <= set(robot.absent) or lacking == set(robot.cameras):
         raise ValueError(
-            f"{settings.path}: has cameras {list(dataset.cameras)}, but the policy looks through "
-            f"{list(robot.cameras)}; say which of the dataset's each of the policy's shows, as in "
+            f"{settings.path}: has cameras {list(dataset.cameras)}, but the policy expects "
+            f"{list(robot.cameras)}; map the dataset's cameras to the policy's, as in "
             f"`--cameras {dataset.cameras[0].rpartition('.')[2]}={robot.cameras[0]}`."
         )
 
@@ -219,7 +219,7 @@ def _check_dims(recording: BoundRecording) -> None:
         settings = recording.settings
         raise ValueError(
             f"{settings.path}: state {list(settings.state)} has {found[0]} dims and actions "
-            f"{list(settings.actions)} {found[1]}, but the policy was trained on '{robot.name}' "
-            f"with {wanted[0]} and {wanted[1]}; choose columns, or give a transform, in a "
-            "mixture's file."
+            f"{list(settings.actions)} have {found[1]}, but the policy was trained on "
+            f"'{robot.name}' with {wanted[0]} and {wanted[1]}; choose columns, or give a "
+            "transform, in a mixture's file."
         )

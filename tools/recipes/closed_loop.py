@@ -124,8 +124,9 @@ class ClosedLoop:
         with self._lock:
             if self._waiting is not None:
                 self._console.print(
-                    f"Step {self._waiting[0]} was not evaluated in '{self._suite.name}', as the "
-                    "evaluation before took too long; evaluate less often or on fewer episodes."
+                    f"Step {self._waiting[0]} was not evaluated in '{self._suite.name}', "
+                    "because the previous evaluation took too long; evaluate less often or on "
+                    "fewer episodes."
                 )
             self._waiting = step, params
             if self._thread is None:

@@ -87,7 +87,7 @@ class Condition:
             if self.noise and len(self.noise) != len(spec.action_names):
                 raise ValueError(
                     f"{spec.name} has {len(spec.action_names)} actions, but the suite's "
-                    f"action_range says {len(self.noise)}; give it one of each."
+                    f"action_range has {len(self.noise)} entries; give one per action."
                 )
         elif not spec.expert:
             raise ValueError(
@@ -101,8 +101,9 @@ class Condition:
             return
         if not 0 <= delay <= replan_steps:
             raise ValueError(
-                f"delay is {delay} with replan_steps {replan_steps}, so the policy would look "
-                "again before its last answer is there; give a delay of 0 to replan_steps."
+                f"delay is {delay} with replan_steps {replan_steps}, so the policy would "
+                "observe again before its last answer arrives; give a delay of 0 to "
+                "replan_steps."
             )
         horizon = policy.model.config.horizon if isinstance(policy, Policy) else policy.horizon
         if horizon is not None and replan_steps + delay > horizon:
@@ -212,8 +213,8 @@ def _perturbation(
     if name in suite.variants:
         if name in _NAMES:
             raise ValueError(
-                f"Suite '{suite.name}' calls a variant '{name}', as a condition is called; rename "
-                "it."
+                f"Suite '{suite.name}' has a variant named '{name}', which is also the name of "
+                "a condition; rename the variant."
             )
         wanted = suite.variants[name]
         if isinstance(wanted, str):
@@ -223,16 +224,16 @@ def _perturbation(
         other.groups(tasks or suite.tasks)
         if other.first_seed != suite.first_seed:
             raise ValueError(
-                f"Variant '{name}' of suite '{suite.name}' begins with seed {other.first_seed}, "
-                f"the suite with {suite.first_seed}; give it the same first_seed."
+                f"Variant '{name}' of suite '{suite.name}' has first_seed {other.first_seed}, "
+                f"but the suite has {suite.first_seed}; give it the same first_seed."
             )
         return Perturbation(other.about or other.name, other, acting)
     if name == "delay":
         if isinstance(trained.policy, RemotePolicy) and trained.policy.horizon is None:
             raise ValueError(
-                f"The server at {trained.policy.url} does not say how many steps its chunks have, "
-                f"and {replan_steps + (trained.delay or 0) + DELAY} are needed; evaluate it with "
-                f"--delay {(trained.delay or 0) + DELAY} by itself, in another --out."
+                f"The server at {trained.policy.url} does not report how many steps its chunks "
+                f"have, and {replan_steps + (trained.delay or 0) + DELAY} are needed; evaluate "
+                f"with --delay {(trained.delay or 0) + DELAY} separately, into another --out."
             )
         late = replace(acting, delay=(trained.delay or 0) + DELAY)
         late.check_delay(replan_steps)
@@ -243,11 +244,13 @@ def _perturbation(
         return Perturbation(about, suite, replace(acting, noise=spread))
     if name == "noise":
         raise ValueError(
-            f"Suite '{suite.name}' does not say the range of its actions, of which the noise would "
-            "be a part; give it an action_range."
+            f"Suite '{suite.name}' has no action_range, of which the noise would be a share; "
+            "set its action_range."
         )
     known = [*suite.variants, "delay", "noise"]
-    raise ValueError(f"Suite '{suite.name}' has no variant '{name}'; choose all, or of {known}.")
+    raise ValueError(
+        f"Suite '{suite.name}' has no variant '{name}'; choose all, or some of {known}."
+    )
 
 
 def conditions(
@@ -262,8 +265,8 @@ def conditions(
     if "untrained" in beside:
         if isinstance(policy, RemotePolicy):
             raise ValueError(
-                f"The policy is behind {policy.url}, so its network is not here to be left "
-                "untrained; leave 'untrained' out of --controls."
+                f"The policy runs on the server {policy.url}, so its network cannot be "
+                "re-initialised here; leave 'untrained' out of --controls."
             )
         params = jax.jit(policy.model.init)(jax.random.key(0))
         found.append(Condition("untrained", policy.varied(params=params), "own", 2, checkpoint))
@@ -400,9 +403,9 @@ def _disturbed(acts: Acting, replan_steps: int, noise: tuple[float, ...]) -> Act
 
 def _too_short(horizon: int, replan_steps: int, delay: int) -> str:
     return (
-        f"delay is {delay} with replan_steps {replan_steps}, but chunks have only {horizon} steps: "
-        f"the last {delay} of so many must still be there to act when the policy has looked again; "
-        "give a shorter delay or fewer replan_steps."
+        f"delay is {delay} with replan_steps {replan_steps}, but chunks have only {horizon} "
+        f"steps, fewer than their sum {replan_steps + delay}; give a shorter delay or fewer "
+        "replan_steps."
     )
 
 
@@ -417,12 +420,12 @@ def _by_picture(wanted: Sequence[Condition], suite: Suite) -> dict[int, list[Con
 
 def _lost(found: Evaluation) -> str:
     """Text that warns of failed simulators."""
-    text = f"; {found.reruns} reruns after failures of the simulator" if found.reruns else ""
+    text = f"; {found.reruns} reruns after simulator failures" if found.reruns else ""
     if found.failures:
         first = found.failures[0]
         text += (
-            f"; {len(found.failures)} starts given up and not counted, the first {first.task} "
-            f"seed {first.seed}: {first.error}"
+            f"; {len(found.failures)} starts were given up and are not counted, the first "
+            f"{first.task} seed {first.seed}: {first.error}"
         )
     return text
 

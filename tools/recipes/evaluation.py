@@ -187,7 +187,7 @@ def _evaluated(
         report = replace(report, title=f"{report.title}, {late}")
     write_report(config.out / "report.html", report)
     if pairs:
-        console.print(f"{acting.name} less {config.compare}: {pairs}")
+        console.print(f"{acting.name} minus {config.compare}: {pairs}")
     console.print(f"Report: {config.out / 'report.html'}")
     return results
 
@@ -240,7 +240,7 @@ class _Acting:
     @classmethod
     def behind(cls, policy: RemotePolicy, console: Console) -> "_Acting":
         says = json.dumps(policy.metadata, sort_keys=True, default=str)
-        console.print(f"{policy.url} says of itself: {says}", soft_wrap=True)
+        console.print(f"The server at {policy.url} describes itself as {says}", soft_wrap=True)
         identity = f"{policy.url}, {zlib.crc32(says.encode()):08x}"
         return cls(policy, policy.url, identity, None, {"server": json.loads(says)})
 
@@ -260,16 +260,18 @@ def _check(config: EvaluateConfig) -> None:
     """Raises ValueError unless the config names the one policy to evaluate, and says how to load it
     only if it is a checkpoint."""
     if (config.checkpoint is None) == (config.policy is None):
-        raise ValueError("Give either --checkpoint, or the --policy of a server (ws://HOST:PORT).")
+        raise ValueError(
+            "Give either --checkpoint, or --policy with a server's URL (ws://HOST:PORT)."
+        )
     if config.policy is None:
         if config.token_file is not None:
             raise ValueError("--token-file is for a server's --policy; a checkpoint needs none.")
         return
     if config.chunking != "none":
         raise ValueError(
-            f"--chunking is '{config.chunking}', but a server remembers a chunk by its connection, "
-            "and episodes share connections here; with --policy take none, or evaluate the "
-            "--checkpoint itself."
+            f"--chunking is '{config.chunking}', but a server remembers one chunk per "
+            "connection, and episodes share connections here; leave it at 'none' with "
+            "--policy, or evaluate the --checkpoint itself."
         )
     if config.compare is not None:
         return

@@ -141,7 +141,7 @@ def prepared_targets(
         of_chunk = f"the {longest_chunk} action tokens of {where}" if longest_chunk else ""
         raise ValueError(
             f"model.targets is {given}, but {' and '.join(filter(None, (of_words, of_chunk)))} "
-            f"need {needed}; raise it, or leave it at 0 to take what the data need."
+            f"need {needed}; raise it, or set it to 0 to take what the data need."
         )
     return processor, given or needed
 
@@ -175,9 +175,10 @@ def _longest_subtask(mixed: Mixed, processor: Processor, weight: float) -> int:
     """Tokens of the longest subtask that any dataset has."""
     if not (texts := subtask_texts(mixed)):
         raise ValueError(
-            f"model.text_loss is {weight}, but {', '.join(mixed.names)} has no subtasks to say; "
-            "give data with subtask_index and meta/subtasks.parquet (docs/insulation.md), name "
-            "their column as 'subtasks' in a mixture, or set the loss to 0."
+            f"model.text_loss is {weight}, but {', '.join(mixed.names)} has no subtasks to "
+            "learn; give data with subtask_index and meta/subtasks.parquet "
+            "(docs/insulation.md), name their column as 'subtasks' in a mixture, or set the "
+            "loss to 0."
         )
     return max(len(processor.subtask_tokens(text)) for text in texts)
 
@@ -197,8 +198,8 @@ def _with_fast(
     before = begun.fast if begun is not None else None
     if before is not None and given is not None and before != given:
         raise ValueError(
-            f"{folder} is another FAST tokenizer than the one that the policy of --init learnt "
-            "its action tokens with; leave --fast out to keep that one."
+            f"{folder} is not the FAST tokenizer that the policy of --init was trained with; "
+            "leave --fast out to use that one."
         )
     fast = before or given
     key = hashlib.sha256(
@@ -236,7 +237,7 @@ def _train_into(folder: Path, spelling: Spelling, vocabulary: int, console: Cons
         fast = trained(spelling, vocabulary, console=console)
     except ValueError as error:
         raise ValueError(
-            f"model.vocabulary leaves {vocabulary} ids to a FAST tokenizer, which are too few "
+            f"model.vocabulary leaves {vocabulary} ids for a FAST tokenizer, which is too few "
             f"({error}); raise model.vocabulary, or give --fast a coarser one (tools.data fast)."
         ) from None
     robots = spelling.processor.embodiments
@@ -350,7 +351,7 @@ def open_own(config: DatasetConfig, console: Console) -> Dataset | Store:
     if open_folder(config.path).exists(DESCRIPTION):
         if config.subtasks:
             raise ValueError(
-                f"{config.path}: is a frame store, made with the subtasks that its dataset told, "
+                f"{config.path}: is a frame store, whose subtasks were stored when it was made, "
                 f"but 'subtasks' names the column '{config.subtasks}'; give the dataset itself."
             )
         with Progress(console=console, transient=True) as progress:
@@ -361,8 +362,9 @@ def open_own(config: DatasetConfig, console: Console) -> Dataset | Store:
             )
         if config.every % store.every:
             raise ValueError(
-                f"{config.path}: has one picture for {store.every} frames, but 'every' draws a "
-                f"sample for {config.every}; give a multiple, or the dataset itself."
+                f"{config.path}: has images of one frame in {store.every}, but 'every' asks for "
+                f"one sample in {config.every}; set 'every' to a multiple, or give the dataset "
+                "itself."
             )
         return store
     dataset = open_dataset(config.path)
@@ -370,8 +372,8 @@ def open_own(config: DatasetConfig, console: Console) -> Dataset | Store:
         return dataset
     if not isinstance(dataset, LeRobotDataset):
         raise ValueError(
-            f"{config.path}: 'subtasks' names the column '{config.subtasks}', but only a LeRobot "
-            "dataset is told by a column; leave it out."
+            f"{config.path}: 'subtasks' names the column '{config.subtasks}', but only a "
+            "LeRobot dataset can have its subtasks in a column; leave it out."
         )
     return dataset.telling(config.subtasks)
 

@@ -128,7 +128,7 @@ def run(config: OpenLoopConfig, console: Console) -> OpenLoop:
         replace_text(config.out / RESULTS, text)
         page = render_open_loop(
             OpenLoopReport(
-                title="Predicted beside recorded actions",
+                title="Predicted and recorded actions",
                 data=f"{config.checkpoint} on {config.data}",
                 choice=choice,
                 result=result,
@@ -158,14 +158,14 @@ def chosen_episodes(config: OpenLoopConfig, dataset: Dataset) -> tuple[list[int]
         strange = [e for e in config.episodes if not 0 <= e < count]
         if strange:
             raise ValueError(
-                f"{config.data}: there is no episode {strange[0]}; give some of 0 to {count - 1}."
+                f"{config.data}: there is no episode {strange[0]}; choose from 0 to {count - 1}."
             )
         return sorted(set(config.episodes)), "chosen by hand"
     if not count:
         raise ValueError(f"{config.data}: has no episodes; give a dataset with some.")
     holdout, seed = _held_out_share(config.checkpoint)
     if not holdout:
-        return _some(np.arange(count), config), "the run held out none, so it may know them"
+        return _some(np.arange(count), config), "not held out: the run may have trained on them"
     _, held = split_episodes(Divisible(dataset), holdout, seed)
     return _some(held, config), "held out, if the checkpoint's run was trained on this dataset"
 

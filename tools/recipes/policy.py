@@ -115,6 +115,9 @@ def camera_map(pairs: Sequence[str]) -> dict[str, str]:
                 "observation.images.image=base_0_rgb."
             )
         if theirs in found or ours in found.values():
-            raise ValueError(f"--cameras has '{pair}', which names a camera for the second time.")
+            raise ValueError(
+                f"--cameras has '{pair}', but one of these cameras is already mapped; name each "
+                "camera once."
+            )
         found[theirs] = ours
     return found

@@ -222,16 +222,16 @@ def _check_frozen(config: RunConfig) -> None:
     model, compute = config.model.build(), config.model.compute
     if compute.fp8 != "none":
         raise ValueError(
-            f"model.compute.fp8 is '{compute.fp8}', but kernels at {compute.quantized!r} are kept "
-            f"in {compute.quantized_kind}, whose products are not in float8; set it to none."
+            f"model.compute.fp8 is '{compute.fp8}', which is only for kernels that are not "
+            f"quantised, but those at {compute.quantized!r} are in {compute.quantized_kind}; set "
+            "model.compute.fp8 to none."
         )
     named = [pattern for pattern, _ in config.optimizer.rate_factors if "lora_" in pattern]
     if named and not config.model.adapted:
         raise ValueError(
-            f"optimizer.rate_factors has {named[0]!r}, but the model has no adapters to train on "
-            f"kernels in {compute.quantized_kind}; end the command with those that its config "
-            f"lists, such as model.vision.lora:lora, or take a preset that has them, such as "
-            f"pi05-qlora."
+            f"optimizer.rate_factors has {named[0]!r}, but the model has no adapters to train "
+            f"on kernels in {compute.quantized_kind}; add them at the end of the command, such "
+            "as model.vision.lora:lora, or use a preset that has them, such as pi05-qlora."
         )
     params = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
     moving = select(with_groups(config.optimizer, model.groups), params)[0]
@@ -239,9 +239,9 @@ def _check_frozen(config: RunConfig) -> None:
     for path, leaf in parts:
         if is_quantized(leaf) and any(jax.tree.leaves(leaf)):
             raise ValueError(
-                f"model.compute.quantized keeps {path_name(path)} in {compute.quantized_kind}, "
-                f"which cannot be trained, but optimizer.rate_factors does not freeze it; train "
-                f"adapters alone, as in --optimizer.rate-factors 'lora_[ab]$' 1 . 0."
+                f"model.compute.quantized stores {path_name(path)} in {compute.quantized_kind}, "
+                "which cannot be trained, but optimizer.rate_factors does not freeze it; train "
+                "only adapters, as in --optimizer.rate-factors 'lora_[ab]$' 1 . 0."
             )
 
 

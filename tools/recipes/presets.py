@@ -348,7 +348,7 @@ def find_preset(name: str, shipped: Mapping[str, Preset], kind: type[Preset]) ->
     if not name.rpartition(":")[0]:
         raise ValueError(
             f"Unknown preset '{name}'; choose one of {sorted(shipped)} or give "
-            f"path/to/file.py:NAME of a {kind.__name__} of yours."
+            f"path/to/file.py:NAME for your own {kind.__name__}."
         )
     return load(name, kind, "preset")
 

@@ -111,7 +111,7 @@ def record_dataset(
     if config.subtasks and (suite.phases is None or alone):
         who = f"suite '{suite.name}'" if suite.phases is None else "a policy"
         raise ValueError(
-            f"--subtasks is given, but {who} does not tell what it is about at each step; the "
+            f"--subtasks is given, but {who} does not report its subtask at each step; the "
             "tabletop's experts do."
         )
     groups, seeds = suite.groups(config.tasks), _seeds(suite, config)
@@ -160,8 +160,8 @@ def record_dataset(
                     before = [note for note in writer.notes if note["task"] in group]
                 elif theirs != features:
                     raise ValueError(
-                        f"{spec.name} has other features than {groups[0][0]}; record tasks of one "
-                        "robot at a time."
+                        f"{spec.name} does not have the same features as {groups[0][0]}; record "
+                        "tasks of one robot at a time."
                     )
                 made = Demonstrations(
                     slots,
@@ -216,9 +216,9 @@ def _seeds(suite: Suite, config: RecordConfig) -> range:
     if max(seeds.start, judged.start) < min(seeds.stop, judged.stop):
         raise ValueError(
             f"Recording {config.seed} of suite '{suite.name}' may try seeds {seeds.start} … "
-            f"{seeds.stop - 1}, and policies are judged by {judged.start} … {judged.stop - 1}; "
-            "choose another --seed or fewer --episodes, or leave the suite's first_seed out, which "
-            f"is {EVAL_SEEDS.start} then."
+            f"{seeds.stop - 1}, which overlap the seeds that policies are evaluated on, "
+            f"{judged.start} … {judged.stop - 1}; choose another --seed or fewer --episodes, or "
+            f"remove the suite's first_seed (default: {EVAL_SEEDS.start})."
         )
     return seeds
 
@@ -241,12 +241,14 @@ def _finished(out: Path, asked: int) -> dict[str, Any] | None:
     dataset = LeRobotDataset(out)
     if dataset.num_episodes != asked:
         raise ValueError(
-            f"{out}: is a finished dataset of {dataset.num_episodes} episodes, and {asked} are "
-            "asked for; record the others with another --seed and join both by `tools.data edit`."
+            f"{out}: is a finished dataset of {dataset.num_episodes} episodes, but {asked} were "
+            "asked for; record the others with another --seed and join both with `tools.data "
+            "edit`."
         )
     if (out / EDITED).is_file():
         raise ValueError(
-            f"{out}: an edit in its place was interrupted; finish that by its own command."
+            f"{out}: its edit --in-place was interrupted; run the same edit command again to "
+            "finish it."
         )
     left = partial_of(out)
     if is_growing(left):  # its files before they were joined
@@ -260,12 +262,12 @@ def _check(config: RecordConfig) -> None:
     if not noisy or any(getattr(config, name) < 1 for name in counts):
         told = ", ".join(f"{name} = {getattr(config, name)}" for name in counts)
         raise ValueError(
-            f"{told} and noise = {config.noise}: expected at least 1 each, and 0 for the noise."
+            f"{told} and noise = {config.noise}: each must be at least 1, and noise at least 0."
         )
     if config.takeover is not None and config.takeover < config.replan_steps:
         raise ValueError(
-            f"takeover is {config.takeover}; expected at least the {config.replan_steps} steps "
-            "(replan_steps) that the policy acts before it looks again."
+            f"takeover is {config.takeover}; expected at least {config.replan_steps} "
+            "(replan_steps), the steps that the policy acts before it observes again."
         )
     of_policy = {
         **{name: getattr(config, name) for name in ("euler_steps", "solver", "dtype", "takeover")},
@@ -273,8 +275,9 @@ def _check(config: RecordConfig) -> None:
     }
     if config.checkpoint is None and (given := [name for name, x in of_policy.items() if x]):
         raise ValueError(
-            f"{given[0]} is {of_policy[given[0]]}, but the suite's expert acts, which has none; "
-            f"give --checkpoint, or leave --{given[0].replace('_', '-')} out."
+            f"{given[0]} is {of_policy[given[0]]}, but without --checkpoint the suite's expert "
+            "acts, which has no such option; give --checkpoint, or leave "
+            f"--{given[0].replace('_', '-')} out."
         )
     if not 0 <= config.seed < RECORDINGS:
         raise ValueError(
@@ -285,12 +288,13 @@ def _check(config: RecordConfig) -> None:
 def _cheaper(suite: Suite, config: RecordConfig) -> Suite:
     if suite.cheaper is None:
         raise ValueError(
-            f"draw_every is {config.draw_every} and antialias {config.antialias}, but suite "
-            f"'{suite.name}' draws every step alike, which costs it little; leave the options out."
+            f"draw_every is {config.draw_every} and antialias is {config.antialias}, but suite "
+            f"'{suite.name}' cannot draw more cheaply; leave these options out."
         )
     if config.checkpoint is not None and config.replan_steps % config.draw_every:
         raise ValueError(
-            f"draw_every is {config.draw_every}, but the policy looks every {config.replan_steps} "
-            "steps (replan_steps), where it would see old pictures; choose a divisor of that."
+            f"draw_every is {config.draw_every}, but the policy observes every "
+            f"{config.replan_steps} steps (replan_steps) and would see outdated images; choose "
+            "a divisor of replan_steps."
         )
     return suite.cheaper(config.draw_every, config.antialias)

@@ -114,8 +114,8 @@ def _run(
             )
         if config.placement == "disaggregated":
             raise ValueError(
-                "placement is 'disaggregated', but a population's members share simulators in this "
-                "process; take 'host' or 'colocated'."
+                "placement is 'disaggregated', but a population's members share simulators in "
+                "this process; choose 'host' or 'colocated'."
             )
     suite = load_suite(config.rollout.suite)
     tasks = one_group(suite, config.rollout.tasks)
@@ -200,7 +200,7 @@ def _before_tuning(config: Any, directory: Path) -> Any:
 def _say_stopped(ended: RlResult | PopulationResult, config: RlConfig, console: Console) -> None:
     if not ended.finished:
         console.print(
-            f"Stopped after step {ended.step} of {config.steps}; go on with --resume.",
+            f"Stopped after step {ended.step} of {config.steps}; continue with --resume.",
             soft_wrap=True,
         )
 

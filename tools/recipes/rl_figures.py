@@ -76,8 +76,8 @@ def write_comparison(runs: Sequence[Path], path: Path) -> None:
         evaluations = read_closed_loop(run)
         if not evaluations:
             raise ValueError(
-                f"{run} has no closed_loop.jsonl with an evaluation; give the folder of a run of "
-                f"tools.rl whose eval_every is not 0."
+                f"{run} has no evaluation in closed_loop.jsonl; give the folder of a tools.rl "
+                "run whose eval_every is not 0."
             )
         took = {row["step"]: row["step_seconds"] for row in read_metrics(run) if "loss" in row}
         steps = [line["step"] for line in evaluations]
@@ -87,7 +87,11 @@ def write_comparison(runs: Sequence[Path], path: Path) -> None:
         for axes, x in ((by_step, steps), (by_time, minutes)):
             axes.plot(x, rates, "o-", color=_colour(k), label=run.name, markersize=4)
             axes.fill_between(x, low, high, color=_colour(k), alpha=0.1)
-    by_step.set(xlabel="learner's steps", ylabel="success on held-out starts, 95 %", ylim=(0, 1.02))
+    by_step.set(
+        xlabel="learner's steps",
+        ylabel="success on held-out starts, 95 % interval",
+        ylim=(0, 1.02),
+    )
     by_time.set(xlabel="minutes of acting and learning")
     for axes in (by_step, by_time):
         _finish(axes)
@@ -113,7 +117,7 @@ def _success(axes: Axes, evaluations: Sequence[Mapping[str, Any]], rows: Rows) -
         steps = [line["step"] for line in evaluations]
         rates = [line["success"]["rate"] for line in evaluations]
         low, high = ([line["success"][end] for line in evaluations] for end in ("low", "high"))
-        axes.plot(steps, rates, "o-", color="C1", label="held-out starts, 95 %")
+        axes.plot(steps, rates, "o-", color="C1", label="held-out starts, 95 % interval")
         axes.fill_between(steps, low, high, color="C1", alpha=0.2)
     axes.set(title="Success", xlabel="learner's steps", ylim=(-0.02, 1.02))
     _finish(axes)
@@ -138,7 +142,7 @@ def _lags(axes: Axes, rows: Rows) -> None:
         every = range(max(lags) + 1)
         share = [lags.get(lag, 0) / sum(lags.values()) for lag in every]
         axes.bar([str(lag) for lag in every], share)
-    axes.set(title="Age of what was learnt from", xlabel="policy versions", ylabel="share")
+    axes.set(title="Lag of the chunks learnt from", xlabel="policy versions", ylabel="share")
     axes.grid(alpha=0.3)
 
 
@@ -185,7 +189,7 @@ def _lineage(axes: Axes, generations: Sequence[Generation]) -> None:
             _arrow(axes, (one.step, parent), (one.step, k), roots[k])
     if generations:
         axes.plot(generations[-1].step, generations[-1].best, "*", color="black", ms=12)
-    axes.set(title="Who goes on from whom (★ best)", xlabel="learner's steps", ylabel="member")
+    axes.set(title="Who continues from whom (★ best)", xlabel="learner's steps", ylabel="member")
     axes.set_yticks(range(count))
     axes.invert_yaxis()
     axes.grid(alpha=0.3)

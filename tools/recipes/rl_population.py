@@ -93,8 +93,8 @@ def run_population(
     if evolved.finished:
         best = run.directory / "members" / str(evolved.best)
         console.print(
-            f"Member {evolved.best} is the best; {run.directory / 'checkpoints'} holds a copy of "
-            f"its last checkpoint, all else of it is in {best}.",
+            f"Member {evolved.best} is the best; {run.directory / 'checkpoints'} holds a copy "
+            f"of its last checkpoint, and {best} everything else of it.",
             soft_wrap=True,
         )
     return evolved

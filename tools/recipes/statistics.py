@@ -66,8 +66,8 @@ def kept_scales(
             (read,) = sources.values()
         else:
             raise ValueError(
-                f"{path} has statistics of {sorted(sources)}, but none of '{robot.name}'; give one "
-                f"of their files, or name the robot so in a mixture (embodiment)."
+                f"{path} has statistics of {sorted(sources)}, but none of '{robot.name}'; give "
+                "the file of one of them, or set 'embodiment' to its name in a mixture."
             )
         found[robot.name] = read(robot, scalings[robot.name])
     return found
@@ -87,7 +87,7 @@ def show_outside(
         for x in outside(mixed, n, *scalings[robot.name])
     ]
     table = Table(
-        title=f"This data in the statistics of {path}",
+        title=f"This data on the scales of {path}",
         caption=f"Range: ±{REACH['quantile']:g} scale unit of quantiles and min-max, "
         f"±{REACH['z-score']:g} of z-scores.",
     )
@@ -137,11 +137,11 @@ def _in_checkpoint(
     except FileNotFoundError:
         raise FileNotFoundError(
             f"{path} has no statistics; give a run or checkpoint of ours, openpi's with "
-            f"assets/ROBOT/{_STATS}, LeRobot's with {_PROCESSOR}, or such a file."
+            f"assets/ROBOT/{_STATS}, LeRobot's with {_PROCESSOR}, or one of these files."
         ) from None
     processor = inspect_checkpoint(found).processor
     if processor is None:
-        raise ValueError(f"{found} has no processor, so it tells no scales; give another.")
+        raise ValueError(f"{found} has no processor, and so no scales; give another checkpoint.")
     for embodiment in processor.embodiments:
         yield embodiment.name, partial(_of_ours, found, embodiment)
 
@@ -161,7 +161,9 @@ def _in_processor(folder: Path, robot: RobotConfig, scalings: Scalings) -> Scale
         ("action", "action", scalings.actions),
     ):
         if feature not in modes:
-            raise ValueError(f"{file} scales no {feature}; give a file that has its statistics.")
+            raise ValueError(
+                f"{file} has no scale for {feature}; give a file that has its statistics."
+            )
         mode, scale = modes[feature]
         _require(str(file), what, _MODES.get(mode, mode), wanted)
         scales.append(scale)
@@ -184,8 +186,8 @@ def _of_ours(path: Path, kept: Embodiment, robot: RobotConfig, scalings: Scaling
         _require(str(path), what, told.get(f"{what}_scaling", "quantile"), wanted)
     if any(x >= 0 for x in (*kept.relative, *robot.relative)) and kept.relative != robot.relative:
         raise ValueError(
-            f"{path}: its actions are relative to the state dims {list(kept.relative)}, but those "
-            f"of '{robot.name}' to {list(robot.relative)}; give the same in a mixture."
+            f"{path}: its actions are relative to state dims {list(kept.relative)}, but those "
+            f"of '{robot.name}' to {list(robot.relative)}; set the same dims in a mixture."
         )
     return Scales(kept.state, kept.actions)
 

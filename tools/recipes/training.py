@@ -169,8 +169,8 @@ def _run(
         for depth in require(config.model, "pipelined", "training on stages"):
             check_pipeline(pipeline, stages, depth, at_once, row_shards(mesh))
         console.print(
-            f"{stages} stages take {pipeline.on(stages).microbatches} micro-batches through the "
-            f"layers, {pipeline.repeats} times around; bubble {pipeline.bubble(stages):.0%}."
+            f"{stages} stages process {pipeline.on(stages).microbatches} micro-batches, "
+            f"{pipeline.repeats} times around; bubble {pipeline.bubble(stages):.0%}."
         )
     begun = first_host_first(lambda: read_config(out, console)) if resume else None
     config = _for_robots(paths, config, begun)
@@ -209,18 +209,20 @@ def _run(
         if position is not None and position.get("scales") != content.get("scales"):
             now = paths.statistics or "the data's own"
             raise ValueError(
-                f"{out} was scaled by other statistics than {now}; give the --statistics that it "
-                f"began with, or start a new run in another folder."
+                f"{out} was trained on the scales of other statistics than {now}; give the "
+                "--statistics that it began with, or start a new run in another folder."
             )
         if position is not None and position.get("targets") != content.get("targets"):
             raise ValueError(
-                f"{out} learnt other action tokens or subtasks than these data and --fast tell; "
-                f"give the --fast that it began with, or start a new run in another folder."
+                f"{out} was trained with other action tokens or subtasks than those of this "
+                "data and --fast; give the --fast that it began with, or start a new run in "
+                "another folder."
             )
         if position is not None and position != content:
             raise ValueError(
-                f"{paths.data} (or the version of this code or of scipy) has changed since {out} "
-                f"was saved, so the run cannot go on exactly; start a new one in another folder."
+                f"{paths.data} (or the version of this code or of scipy) has changed since "
+                f"{out} was saved, so the run cannot be continued exactly; start a new one in "
+                "another folder."
             )
         loader = Loader(
             ready.mixed.feeds,
@@ -300,8 +302,8 @@ def _scaled_as_begun(
     for name, kind in kept.items():
         if getattr(config.data, name) != kind:
             console.print(
-                f"This run began before data.{name} was an option; it goes on with '{kind}', not "
-                f"'{getattr(config.data, name)}'.",
+                f"This run began before data.{name} was an option; it continues with '{kind}', "
+                f"not '{getattr(config.data, name)}'.",
                 soft_wrap=True,
             )
     return replace(config, data=replace(config.data, **kept))
@@ -375,8 +377,9 @@ def _for_robots(paths: Paths, config: RunConfig, begun: Any) -> RunConfig:
         rows = () if found is None else getattr(found.config, "projectors", ())
         if found is not None and found.source is not None:
             raise ValueError(
-                f"{paths.init} has rows of its own for each embodiment; say which of them the data "
-                f"shows: --embodiment new_embodiment, or a tag that it was trained with."
+                f"{paths.init} has parameters of its own for each embodiment; say which "
+                "embodiment the data is from: --embodiment new_embodiment, or a tag that it "
+                "was trained with."
             )
     return replace(config, model=model.changed(projectors=rows))
 

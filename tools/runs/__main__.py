@@ -82,7 +82,7 @@ def plot_command(
             break
         time.sleep(max(_SECONDS, 5 * (time.monotonic() - begin)))
     if watch:
-        console.print("No run is under way; the page is complete.")
+        console.print("No run is in progress; the page is complete.")
 
 
 @app.command(name="film")
@@ -116,7 +116,7 @@ def film_command(
 
 def main() -> None:
     """Command line."""
-    with in_a_line("A page that was there stays as it is."):
+    with in_a_line("An existing page is left unchanged."):
         app.cli(prog="python -m tools.runs", description=__doc__)
 
 

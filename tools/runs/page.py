@@ -38,7 +38,11 @@ def render(runs: Sequence[SeenRun], metrics: Sequence[str] = METRICS, refresh: i
     found = [read_films(run.folder) for run in runs]
     said = [line for run in runs for line in run.damage] + [line for _, d in found for line in d]
     shorter = title if len(title) < 80 else f"{len(runs)} runs"
-    live = f'<p class="note">Under way: read again every {refresh} seconds.</p>' if refresh else ""
+    live = (
+        f'<p class="note">In progress: this page reloads every {refresh} seconds.</p>'
+        if refresh
+        else ""
+    )
     body = [
         f'<header>\n<p class="eyebrow">Chiliad</p>\n<h1>{_text(shorter)}</h1>\n{live}</header>\n',
         section("Runs", _legend(runs) + _damage(said)),
@@ -87,7 +91,7 @@ def _curves(runs: Sequence[SeenRun], patterns: Sequence[str]) -> str:
     ]
     drawn = f'<div class="pair">{"".join(figures)}</div>\n' if any(figures) else ""
     if unknown:
-        said = f"No run has {', '.join(unknown)} yet; there are: {', '.join(names) or 'none'}."
+        said = f"No run has {', '.join(unknown)} yet; available: {', '.join(names) or 'none'}."
         drawn += f'<p class="note">{_text(said)}</p>\n'
     return drawn or '<p class="note">There is nothing to draw yet.</p>\n'
 
@@ -119,11 +123,11 @@ def _success(runs: Sequence[SeenRun]) -> str:
     if not drawn:
         return ""
     chart = charts.courses(drawn, name="Success", unit=" %", bounds=(0, 100))
-    return _figure(chart, "success on held-out starts, 95 %", 0)
+    return _figure(chart, "success on held-out starts, 95 % interval", 0)
 
 
 def _figure(chart: str, name: str, lost: int) -> str:
-    count = "1 value that is no number" if lost == 1 else f"{lost} values that are no numbers"
+    count = "1 value that is not a number" if lost == 1 else f"{lost} values that are not numbers"
     left_out = f"; left out: {count}" if lost else ""
     return (
         f'<figure class="chart">{chart}<figcaption><b>{_text(name)}</b>{left_out}</figcaption>'

@@ -126,12 +126,15 @@ def find_runs(paths: Sequence[str | Path]) -> list[Path]:
     found: dict[Path, Path] = {}
     for path in map(Path, paths):
         if not path.exists():
-            raise FileNotFoundError(f"{path}: no such folder; give that of a run or of several.")
+            raise FileNotFoundError(
+                f"{path}: no such folder; give the folder of a run, or one that contains runs."
+            )
         inside = list(_runs_in(path))
         if not inside:
             raise FileNotFoundError(
-                f"{path} holds no run: there is no {CONFIG_NAME} beside a {metrics.FILE_NAME} or "
-                f"checkpoints; give what was --out of tools.train or tools.rl, or a folder of them."
+                f"{path} holds no run: there is no {CONFIG_NAME} beside a {metrics.FILE_NAME} "
+                "or checkpoints; give a folder that tools.train or tools.rl wrote (its --out), "
+                "or one that contains such folders."
             )
         for run in inside:
             found.setdefault(run.resolve(), run)
@@ -189,7 +192,9 @@ def _read(folder: Path, name: str) -> SeenRun:
             return []
         if damaged:
             more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
-            damage.append(f"{path}, line {damaged[0]}{more}: not of this log, and left out.")
+            damage.append(
+                f"{path}, line {damaged[0]}{more}: not a line of this log and was left out."
+            )
         return lines
 
     def values(file: str | Path) -> dict[str, Any]:
@@ -202,7 +207,7 @@ def _read(folder: Path, name: str) -> SeenRun:
             except FileNotFoundError:
                 raise
             except (OSError, ValueError, RecursionError):
-                damage.append(f"{path} is damaged, and left out.")
+                damage.append(f"{path} is damaged and was left out.")
         return {}
 
     origin = {k: v for k, v in values(ORIGIN_NAME).items() if isinstance(v, str)}

@@ -75,7 +75,7 @@ def decode(source: str) -> tuple[list[UInt8[np.ndarray, "h w 3"]], float]:
         with av.open(content, "r") as container:
             frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
             if not frames:
-                raise ValueError("A film of the report cannot be decoded (it has no picture).")
+                raise ValueError("A film of the report cannot be decoded (it has no frames).")
             return frames, float(container.streams.video[0].average_rate or 10)
     except av.FFmpegError as error:
         raise ValueError(f"A film of the report cannot be decoded ({error}).") from error

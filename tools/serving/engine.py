@@ -196,15 +196,19 @@ class Engine:
             return None
         if not self._chunking:
             raise ValueError(
-                "This server continues no chunks; start it with --chunking guided, or leave out "
-                f"{' and '.join(CONTROLS)}."
+                "This server does not continue chunks; start it with --chunking guided, or "
+                f"leave out {' and '.join(CONTROLS)}."
             )
         if executed is None:
-            raise ValueError("'committed' needs 'executed', the steps acted of the last chunk.")
+            raise ValueError(
+                "'committed' needs 'executed', the steps already executed of the last chunk."
+            )
         if session.chunk is None:
-            raise ValueError("'executed' speaks of a last chunk, but this client has none yet.")
+            raise ValueError("'executed' is given, but this client has not received a chunk yet.")
         if executed > len(session.chunk):
-            raise ValueError(f"'executed' is {executed}; the chunk had {len(session.chunk)} steps.")
+            raise ValueError(
+                f"'executed' is {executed}, but the last chunk had {len(session.chunk)} steps."
+            )
         return session.chunk[executed:]
 
     def _answered(self, future: Future[Reply] | None = None) -> None:

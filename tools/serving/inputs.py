@@ -72,7 +72,8 @@ class Inputs:
             wrong = [f"lacks {missing}"] if missing else []
             wrong += [f"has unknown entries {unknown!s:.200}"] if unknown else []
             raise ValueError(
-                f"The observation {' and '.join(wrong)}; expected are {sorted(self.expected)}."
+                f"The observation {' and '.join(wrong)}; expected the entries "
+                f"{sorted(self.expected)}."
             )
         read: dict[str, Any] = {
             "image": {
@@ -99,7 +100,7 @@ class Inputs:
         if prompt or self.default is None:
             return prompt
         if not self.default:
-            raise ValueError(f"The observation's '{_PROMPT}' is empty; say what to do in words.")
+            raise ValueError(f"The observation's '{_PROMPT}' is empty; describe the task in words.")
         return self.default
 
 
@@ -132,8 +133,9 @@ def inputs_of(robot: Embodiment, reads_state: bool, pairs: Sequence[str] = ()) -
     if not pairs:
         if len(known) < len(robot.cameras) or known.keys() & {"state", "prompt", *CONTROLS}:
             raise ValueError(
-                f"The cameras {list(robot.cameras)} cannot be told by their last parts; give each "
-                "a name with --inputs KEY=CAMERA."
+                f"The cameras {list(robot.cameras)} cannot be called by the last parts of their "
+                "names, which repeat or clash with another entry; name each with --inputs "
+                "KEY=CAMERA."
             )
         return Inputs(known, ("state",) if reads_state else (), dims, _optional(known, robot))
     cameras: dict[str, str] = {}
@@ -202,7 +204,9 @@ def _text(prompt: Any) -> str:
     if not isinstance(prompt, str):
         raise ValueError(f"The prompt is {_kind(prompt)}; expected text.")
     if len(prompt) > _PROMPT_LENGTH:
-        raise ValueError(f"The prompt has {len(prompt)} characters, over {_PROMPT_LENGTH}.")
+        raise ValueError(
+            f"The prompt has {len(prompt)} characters; at most {_PROMPT_LENGTH} are allowed."
+        )
     return prompt
 
 

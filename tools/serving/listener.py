@@ -46,7 +46,7 @@ def listen(host: str, port: int, handshakes: int) -> list["Listener"]:
         for listener in listeners:
             listener.close()
         raise ValueError(
-            f"{host}:{port} cannot be listened on: {error}; choose another --host or --port."
+            f"Cannot listen on {host}:{port}: {error}; choose another --host or --port."
         ) from None
     return listeners
 
@@ -63,9 +63,9 @@ def reserve_descriptors(limits: Limits) -> None:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise ValueError(
-            f"{limits.clients} clients and {limits.handshakes} handshakes need {needed} open files "
-            f"but this process may have {hard} (ulimit -Hn); lower --limits.clients or "
-            "--limits.handshakes, or raise that."
+            f"{limits.clients} clients and {limits.handshakes} handshakes need {needed} open "
+            f"files but this process may have {hard} (ulimit -Hn); lower --limits.clients or "
+            "--limits.handshakes, or raise the ulimit."
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
@@ -125,7 +125,7 @@ class Listener(socket.socket):
         now = time.monotonic()
         if now - self._logged >= _QUIET_SECONDS:
             self._logged = now
-            log.warning("connections are closed unheard: %s", error.strerror)
+            log.warning("new connections are closed unanswered: %s", error.strerror)
         if self._opening:
             self._shut(next(iter(self._opening)))
         if self._spare is not None:

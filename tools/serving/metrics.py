@@ -15,29 +15,30 @@ class Metrics:
         own = self._registry = CollectorRegistry()
         self.clients = Gauge("chiliad_clients", "Clients connected now.", registry=own)
         self.pending = Gauge(
-            "chiliad_pending_requests", "Requests that wait for their answer.", registry=own
+            "chiliad_pending_requests", "Requests that are waiting for their answer.", registry=own
         )
         self.refused = Counter(
-            "chiliad_refused_connections", "Connections refused, by why.", ["why"], registry=own
+            "chiliad_refused_connections", "Connections refused, by reason.", ["why"], registry=own
         )
         self.replaced = Counter(
-            "chiliad_replaced_clients", "Idle clients whose place another took.", registry=own
+            "chiliad_replaced_clients", "Idle clients replaced by new ones.", registry=own
         )
         self.requests = Counter(
-            "chiliad_requests", "Requests, by what came of them.", ["outcome"], registry=own
+            "chiliad_requests", "Requests, by outcome.", ["outcome"], registry=own
         )
         self.request_seconds = Histogram(
             "chiliad_request_seconds",
-            "From a request's arrival until its actions are ready.",
+            "Time from a request's arrival until its actions are ready.",
             buckets=_SECONDS,
             registry=own,
         )
         self.batch_seconds = Histogram(
-            "chiliad_batch_seconds", "Of computing one batch.", buckets=_SECONDS, registry=own
+            "chiliad_batch_seconds", "Time to compute one batch.", buckets=_SECONDS, registry=own
         )
         self.state_distance = Histogram(
             "chiliad_state_distance",
-            "Of a state's farthest dim, in half ranges of the training data from their middle.",
+            "Distance of a state's farthest dim from the middle of the training data, in half "
+            "ranges.",
             buckets=_DISTANCES,
             registry=own,
         )

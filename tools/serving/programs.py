@@ -73,7 +73,9 @@ class Programs:
         try:
             traced = export.export(flat)(*shapes)
         except ValueError as error:  # kernels that jax.export does not keep
-            log.warning("this program is traced at every start: %s", str(error)[:200])
+            log.warning(
+                "this program cannot be saved and is traced at every start: %s", str(error)[:200]
+            )
             return flat
         self.folder.mkdir(parents=True, exist_ok=True)
         temporary = file.with_suffix(f".{os.getpid()}.tmp")

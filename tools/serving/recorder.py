@@ -64,10 +64,10 @@ class RecordedCounts:
     unwritten: int
 
     def __str__(self) -> str:
-        lost = f"; {self.dropped} exchanges were left out, as the disk lagged" * bool(self.dropped)
+        lost = f"; {self.dropped} were left out, because writing was too slow" * bool(self.dropped)
         lost += f"; {self.unlike} had other cameras or shapes than the first" * bool(self.unlike)
         lost += f"; {self.unwritten} could not be written" * bool(self.unwritten)
-        return f"{self.frames} exchanges in {self.episodes} episodes are recorded{lost}."
+        return f"Recorded {self.frames} exchanges in {self.episodes} episodes{lost}."
 
 
 @dataclass
@@ -121,7 +121,8 @@ class Recorder:
                 first = self._dropped == 1
             if first:
                 log.warning(
-                    "recording lags: exchanges are left out from here on, and counted (%s)",
+                    "the recording cannot keep up: from now on, exchanges that do not fit are "
+                    "left out and counted (%s)",
                     self.path,
                 )
             return
@@ -165,7 +166,7 @@ class Recorder:
                 if self._failed is None:
                     self._take(client, exchange, missed)
             except Exception as error:
-                log.exception("the recording in %s cannot go on", self.path)
+                log.exception("the recording in %s cannot continue", self.path)
                 self._failed = error
             finally:
                 if exchange is not None:
@@ -205,7 +206,7 @@ class Recorder:
         if not all(alike):
             self._unlike += alike.count(False)
             log.warning(
-                "client %d sends or is answered other cameras or shapes than the first recorded; "
+                "client %d sends or receives other cameras or shapes than the first recorded; "
                 "%d exchanges are left out",
                 *(client, alike.count(False)),
             )

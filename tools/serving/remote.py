@@ -120,8 +120,8 @@ class RemotePolicy:
             connection = self._opened.enter_context(connecting)
         except (InvalidHandshake, InvalidURI) as error:
             raise ValueError(
-                f"{self.url} does not let us in: {error}. Is it a policy's server, and does it "
-                "want a token (--token-file)?"
+                f"Cannot connect to {self.url}: {error}. Is it a policy server, and does it "
+                "need a token (--token-file)?"
             ) from None
         except OSError as error:
             raise ConnectionError(f"{self.url} does not answer: {error}") from None
@@ -196,11 +196,12 @@ class RemoteRobot:
         found = {key: at for key, at in places.items() if at is not None}
         needed = {key for key in pictures if not (told and told[key].get("optional"))}
         if not found or needed - found.keys() or given.keys() - places.keys():
-            says = f"asks for {pictures}" if told else "does not say what it asks for"
+            says = f"asks for {pictures}" if told else "does not say which images it takes"
             raise ValueError(
                 f"The server at {policy.url} {says}, and {spec.name} has cameras "
-                f"{list(spec.cameras)}; say which picture goes where: --cameras CAMERA=KEY, such "
-                f"as {spec.cameras[0]}={(pictures or ['observation/image'])[0]}."
+                f"{list(spec.cameras)}; name the image for each camera: --cameras "
+                "CAMERA=KEY, such as "
+                f"{spec.cameras[0]}={(pictures or ['observation/image'])[0]}."
             )
         return cls(policy, found, states[0] if states else None, edge)
 
@@ -221,7 +222,9 @@ class RemoteRobot:
         chunks = self.policy.ask([self._message(*row) for row in rows])
         if len({chunk.shape for chunk in chunks}) > 1:
             shapes = sorted({chunk.shape for chunk in chunks})
-            raise ValueError(f"{self.policy.url} answered chunks of different shapes, {shapes}.")
+            raise ValueError(
+                f"{self.policy.url} answered with chunks of different shapes, {shapes}."
+            )
         answered = np.stack(chunks).astype(np.float32)
         for chunk, left in zip(answered, previous or [None] * len(answered), strict=True):
             if left is not None:
@@ -258,7 +261,7 @@ def _check_dims(
     shape = (policy.metadata.get("actions") or {}).get("shape", [0, dims[1]])
     if read not in ([], [[dims[0]]]) or shape[-1] != dims[1]:
         raise ValueError(
-            f"The server at {policy.url} reads states {dict(zip(states, read, strict=True))} and "
-            f"answers actions of {shape[-1]} dims, but {spec.name} has {dims[0]} state and "
-            f"{dims[1]} action dims; take a suite of its own robot."
+            f"The server at {policy.url} reads states {dict(zip(states, read, strict=True))} "
+            f"and answers with actions of {shape[-1]} dims, but {spec.name} has {dims[0]} state "
+            f"and {dims[1]} action dims; choose a suite of the server's robot."
         )

@@ -47,8 +47,8 @@ class Replay:
     ) -> None:
         if steps < 1 or not len(actions):
             raise ValueError(
-                f"{where}: has {len(actions)} actions, and a chunk {steps} steps; each needs at "
-                "least one."
+                f"{where}: has {len(actions)} actions, and chunks have {steps} steps; both must "
+                "be at least 1."
             )
         self._actions, self._steps, self._where = actions, steps, where
         self.inputs = inputs

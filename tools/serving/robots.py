@@ -32,7 +32,7 @@ def random_observation(
         if kind["dtype"] == "uint8":
             made[key] = rng.integers(256, size=(size, size, 3), dtype=np.uint8)
         elif "n" in kind.get("shape", []):
-            raise ValueError(f"The server does not tell how many numbers '{key}' has.")
+            raise ValueError(f"The server does not report how many numbers '{key}' has.")
         elif kind["dtype"] == "float32":
             made[key] = rng.normal(size=kind["shape"]).astype(np.float32)
         else:

@@ -205,7 +205,9 @@ class PolicyServer:
             return "The server is shutting down."
         if len(self._sessions) >= self.limits.clients and self._idlest() is None:
             self.metrics.refused.labels("full").inc()
-            return f"The server has its {self.limits.clients} clients; try again later."
+            return (
+                f"The server already has {self.limits.clients} clients, its limit; try again later."
+            )
         return None
 
     def _idlest(self) -> Session | None:
@@ -221,7 +223,10 @@ class PolicyServer:
         self._sessions.remove(idlest)
         self.metrics.replaced.inc()
         seconds = time.monotonic() - idlest.since
-        why = f"Idle for {seconds:.0f} s, your place went to another client; connect again."
+        why = (
+            f"After {seconds:.0f} idle seconds, your place was given to another client; connect "
+            "again."
+        )
         task = asyncio.create_task(idlest.connection.close(CloseCode.TRY_AGAIN_LATER, why))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
@@ -284,7 +289,7 @@ class PolicyServer:
         began = time.monotonic()
         if not session.allowance.take(began):
             self.metrics.requests.labels("too_fast").inc()
-            return f"Too fast: a client may ask {self.limits.rate:g} times a second."
+            return f"Too fast: a client may send {self.limits.rate:g} requests per second."
         with self.metrics.pending.track_inprogress():
             try:
                 try:
@@ -296,10 +301,10 @@ class PolicyServer:
             except Exception:
                 log.exception("a request of client %d failed", session.number)
                 self.metrics.requests.labels("failed").inc()
-                return "The server failed on this request; its log says how."
+                return "The server failed on this request; its log says why."
         if not np.isfinite(answer.actions).all():
             self.metrics.requests.labels("failed").inc()
-            return "The policy's actions are not finite; a robot must not get them."
+            return "The policy's actions are not finite and were not sent."
         waited = time.monotonic() - began
         self.metrics.requests.labels("answered").inc()
         self.metrics.request_seconds.observe(waited)

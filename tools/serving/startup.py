@@ -42,7 +42,9 @@ def go_on(work: Callable[[], None]) -> None:
         try:
             work()
         except Exception:
-            log.exception("the other batches could not be compiled; the smallest serves on")
+            log.exception(
+                "the other batch sizes could not be compiled; the smallest continues to serve"
+            )
 
     threading.Thread(target=run, name=_THREAD, daemon=True).start()
 

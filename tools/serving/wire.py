@@ -55,11 +55,11 @@ def unpack(data: bytes) -> dict[str, Any]:
     except msgpack.FormatError:
         raise ValueError("The message is not msgpack.") from None
     except msgpack.ExtraData:
-        raise ValueError("The message goes on after its end; send one map.") from None
+        raise ValueError("The message has data after its end; send one map.") from None
     except ValueError as error:
         raise ValueError(f"The message cannot be read: {error}") from None
     if not isinstance(message, dict):
-        raise ValueError(f"The message is a {type(message).__name__}; send a map by key.")
+        raise ValueError(f"The message is a {type(message).__name__}; send a map with text keys.")
     _check_keys(message, 1)
     return message
 
@@ -94,11 +94,12 @@ class _Reading:
             self.decoded += height * width * 3
             if max(height, width) > _SIDE or self.decoded > _DECODED:
                 raise ValueError(
-                    f"its JPEG pictures have over {_SIDE} pixels a side or {_DECODED} bytes."
+                    f"its JPEG images have over {_SIDE} pixels a side or {_DECODED} bytes when "
+                    "decoded."
                 )
             return simplejpeg.decode_jpeg(data, "RGB")
         except ValueError as error:
-            raise ValueError(f"a picture is no JPEG that is read: {error}") from None
+            raise ValueError(f"a JPEG image was refused: {error}") from None
 
     def _count(self) -> None:
         self.containers += 1
@@ -126,7 +127,7 @@ def _array(content: dict[Any, Any]) -> np.ndarray:
     if not isinstance(shape, list) or not all(type(n) is int and n > 0 for n in shape):
         raise ValueError("an array's shape is not a list of positive whole numbers.")
     if len(shape) > _DIMS:
-        raise ValueError(f"an array has {len(shape)} dims; at most {_DIMS} are read.")
+        raise ValueError(f"an array has {len(shape)} dims; at most {_DIMS} are allowed.")
     if prod(shape) * dtype.itemsize != len(data):
         raise ValueError(
             f"an array of {dtype} {shape!s:.80} does not have the {len(data)} bytes that came."
@@ -145,8 +146,8 @@ def _scalar(content: dict[Any, Any]) -> bool | int | float:
 def _dtype(name: Any) -> np.dtype:
     if not isinstance(name, str) or not _NUMBERS.fullmatch(name):
         raise ValueError(
-            f"an array has the dtype {name!r:.40}; bools, whole and floating-point numbers are "
-            "read, such as '|u1' and '<f4'."
+            f"an array has the dtype {name!r:.40}; expected booleans, integers or "
+            "floating-point numbers, such as '|u1' and '<f4'."
         )
     return np.dtype(name)
 

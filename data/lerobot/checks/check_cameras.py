@@ -132,16 +132,16 @@ def _video(path: Path, spans: list[_Span], fps: float) -> Iterator[Problem]:
     if len(times) < needed:
         yield error(
             path, "frames",
-            f"holds {len(times)} frames of the {needed} that the episodes in it have "
-            f"(its index lists {index}); it was cut off, copy or encode it again.",
+            f"holds {len(times)} of the {needed} frames that its episodes have (its index lists "
+            f"{index}): it was cut off; copy or encode it again.",
         )  # fmt: skip
         return
     from_start = len(times) - int(np.abs(times - spans[0].start).argmin())
     if from_start > needed and len(spans) == 1:
         yield warning(
             path, "frames",
-            f"holds {from_start} frames, but episode {spans[0].episode} has {needed}; the last "
-            "ones are not read, and all may be out of step with the rows.",
+            f"holds {from_start} frames, but episode {spans[0].episode} has {needed}; the extra "
+            "frames are not read, and all frames may be out of step with the rows.",
         )  # fmt: skip
     first = 0
     for span in spans:
@@ -149,24 +149,25 @@ def _video(path: Path, spans: list[_Span], fps: float) -> Iterator[Problem]:
         if frame < first:
             yield error(
                 path, "from_timestamp",
-                f"lets episode {span.episode} begin {first - frame} frames before the one before "
-                "it ends; its pictures are out of step, copy or convert the dataset again.",
+                f"puts the start of episode {span.episode} {first - frame} frames before the end "
+                "of the previous one, so its images are out of step; copy or convert the dataset "
+                "again.",
             )  # fmt: skip
             return
         drift = abs(float(times[frame]) - span.start) * fps
         if drift > _DRIFT:
             yield warning(
                 path, "from_timestamp",
-                f"is {drift:.2f} frames off the frame that episode {span.episode} begins with; "
-                "the nearest is read.",
+                f"is {drift:.2f} frames away from the first frame of episode {span.episode}; the "
+                "nearest frame is read.",
             )  # fmt: skip
             return
         first = frame + span.length
         if first > len(times):
             yield error(
                 path, "frames",
-                f"ends {first - len(times)} frames before episode {span.episode} does; it was cut "
-                "off, copy or encode it again.",
+                f"ends {first - len(times)} frames before episode {span.episode} does: it was cut "
+                "off; copy or encode it again.",
             )  # fmt: skip
             return
 
@@ -182,15 +183,15 @@ def _spread(
     if value is None or len(value) != 3:
         yield warning(
             folder.path("meta/stats.json"), f"'{camera}', 'std'",
-            "holds no 3 numbers; pictures are not scaled by it here.",
+            "does not have 3 numbers; Chiliad does not scale images by it.",
         )  # fmt: skip
     elif (value < _SMALLEST_SPREAD * seen).any():
         channel = int((value / np.maximum(seen, 1e-9)).argmin())
         yield warning(
             folder.path("meta/stats.json"), f"'{camera}', 'std'",
-            f"is {value[channel]:.3g} in channel {channel} where pictures have about "
-            f"{seen[channel]:.2g} (squares of bytes that overflow, in LeRobot up to 0.5); pictures "
-            "are not scaled by it here, other codes do.",
+            f"is {value[channel]:.3g} in channel {channel}, but the images have about "
+            f"{seen[channel]:.2g} (in LeRobot up to 0.5, squares of bytes overflow); Chiliad does "
+            "not scale images by it, but other software does.",
         )  # fmt: skip
 
 
@@ -210,6 +211,6 @@ def _times(path: Path) -> tuple[Float64[np.ndarray, " n"], int]:
             return np.sort(np.array(times)), 0
         raise DatasetError(
             path, "file",
-            "is no readable video, its index is missing or damaged; it was cut off, copy or "
-            "encode it again.",
+            "is not a readable video (its index may be missing or damaged): it was probably cut "
+            "off; copy or encode it again.",
         ) from None  # fmt: skip

@@ -39,7 +39,7 @@ def check_info(dataset: LeRobotDataset) -> Iterator[Problem]:
         if dataset.info.get(field) != value:
             yield error(
                 info, field, f"is {short(dataset.info.get(field))}, but {listing} lists {value}; "
-                "the dataset is incomplete or the number wrong, copy the dataset again.",
+                "the dataset is incomplete or the number is wrong; copy the dataset again.",
             )  # fmt: skip
     if not np.array_equal(dataset.episode_numbers, np.arange(dataset.num_episodes)):
         yield error(
@@ -49,8 +49,8 @@ def check_info(dataset: LeRobotDataset) -> Iterator[Problem]:
     if dataset.info.get("robot_type") and robot_type(dataset.info) is None:
         yield warning(
             info, "robot_type",
-            f"is {short(dataset.info['robot_type'])}, expected a name; the robot counts as "
-            "unknown, write its name there.",
+            f"is {short(dataset.info['robot_type'])}, expected a name; the robot is treated as "
+            "unknown, so write its name there.",
         )  # fmt: skip
     empty = np.flatnonzero(dataset.lengths < 1)
     if len(empty):
@@ -61,7 +61,7 @@ def check_info(dataset: LeRobotDataset) -> Iterator[Problem]:
     for name in (STATE, ACTION):
         if name not in dataset.column_names:
             yield error(
-                info, f"feature '{name}'", "is missing; rename the robot's own accordingly."
+                info, f"feature '{name}'", "is missing; give the dataset's own column this name."
             )
     if not dataset.cameras:
         yield error(info, "features", "hold no camera (dtype video or image); a policy needs one.")
@@ -72,7 +72,7 @@ def check_frame_numbers(dataset: LeRobotDataset) -> Iterator[Problem]:
     if dataset.counts_frames:
         yield warning(
             dataset.file(0), "column 'frame_index'",
-            "is missing, so that frames are counted by the order of the rows; convert the dataset "
+            "is missing, so frames are numbered in the order of the rows; convert the dataset with "
             "--to v3.0, which writes it.",
         )  # fmt: skip
 
@@ -86,7 +86,7 @@ def check_tasks(dataset: LeRobotDataset, tasks: Mapping[int, int]) -> Iterator[P
         if not isinstance(text, str) or not text.strip():
             yield error(
                 dataset.path(dataset.metadata.tasks_file), f"task_index {index}",
-                f"has no text, but episode {episode} is of this task; add the instruction.",
+                f"is the task of episode {episode} but has no text; add its instruction.",
             )  # fmt: skip
 
 
@@ -97,7 +97,7 @@ def check_subtasks(dataset: LeRobotDataset) -> Iterator[Problem]:
     elif INDEX in dataset.features:
         yield warning(
             dataset.path(FILE), "file",
-            f"is missing, so '{INDEX}' has no texts and no subtask is learnt; copy the file.",
+            f"is missing, so '{INDEX}' has no texts and no subtasks are learnt; copy the file.",
         )  # fmt: skip
 
 
@@ -118,8 +118,8 @@ def check_listing(dataset: LeRobotDataset) -> Iterator[Problem]:
             at = wrong[0]
             yield warning(
                 folder.path(_LISTING), f"column '{name}'",
-                f"is {columns[name][at]} for episode {at}, whose rows say {expected[at]} "
-                f"({len(wrong)} such episodes); rows are found by their own episode_index here, "
+                f"is {columns[name][at]} for episode {at}, but its rows say {expected[at]} "
+                f"({len(wrong)} such episodes); Chiliad finds rows by their own episode_index, but "
                 "other readers mix up episodes.",
             )  # fmt: skip
     if all(name in columns for name in _PLACE):
@@ -137,16 +137,16 @@ def check_statistics(dataset: LeRobotDataset, stats: Mapping[str, Stats]) -> Ite
             moments += _differing(name, of_name, exact, _MOMENTS, _TOLERANCE)
             quantiles += _differing(name, of_name, exact, list(QUANTILES), _QUANTILE_TOLERANCE)
     for differing, why in (
-        (moments, "they are of other rows"),
-        (quantiles, "LeRobot up to 0.5 averages those of the episodes"),
+        (moments, "they were computed from other rows"),
+        (quantiles, "LeRobot up to 0.5 averages the quantiles of the episodes"),
     ):
         if differing:
             (name, key, sentence), others = differing[0], len(differing) - 1
             more = f", as in {others} more column{'s' * (others > 1)}" if others else ""
             yield warning(
                 folder.path(_STATISTICS), f"'{name}', '{key}'",
-                f"{sentence}{more} ({why}); statistics are computed from the rows here, other "
-                "codes scale by these.",
+                f"{sentence}{more} ({why}); Chiliad computes statistics from the rows, but other "
+                "software scales by these.",
             )  # fmt: skip
 
 
@@ -161,7 +161,7 @@ def written_statistics(folder: Folder) -> dict[str, Any]:
     file, remedy = folder.path(_STATISTICS), "delete it, or copy it again"
     written = read_json(folder.local(_STATISTICS), file, remedy)
     if not isinstance(written, dict):
-        raise DatasetError(file, "file", f"is no JSON object ({short(written)}); {remedy}.")
+        raise DatasetError(file, "file", f"is not a JSON object ({short(written)}); {remedy}.")
     return written
 
 
@@ -183,11 +183,13 @@ def _differing(
     for key in (key for key in keys if key in written):
         value, right = numbers(written[key]), exact[key].reshape(-1)
         if value is None or value.shape != right.shape:
-            return [(name, key, f"is not {len(right)} numbers")]
+            return [(name, key, f"does not have {len(right)} numbers")]
         off = np.abs(value - right) / allowed
         if not (off <= 1).all():
             dim = int(np.argmax(np.nan_to_num(off, nan=np.inf)))
-            found = f"is {value[dim]:.4g} in dimension {dim} where the rows have {right[dim]:.4g}"
+            found = (
+                f"is {value[dim]:.4g} in dimension {dim}, but in the rows it is {right[dim]:.4g}"
+            )
             return [(name, key, found)]
     return []
 
@@ -209,8 +211,8 @@ def _places(
         if actual != str(folder.path(named)):
             yield warning(
                 folder.path(_LISTING), "column 'data/file_index'",
-                f"says {named} for episode {episode}, whose rows are in {actual}, as LeRobot's "
-                "converter writes it; rows are found by their own episode_index here, other "
+                f"says {named} for episode {episode}, but its rows are in {actual} (LeRobot's "
+                "converter writes this); Chiliad finds rows by their own episode_index, but other "
                 "readers fail.",
             )  # fmt: skip
             return

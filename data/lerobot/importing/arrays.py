@@ -75,7 +75,7 @@ def check_rows(
             raise DatasetError(
                 file,
                 f"{episode}'{path}'",
-                f"is said to have shape {array.shape}, far more than a file of {size} bytes holds; "
+                f"claims to have shape {array.shape}, far more than a file of {size} bytes holds; "
                 "copy it again.",
             )
     for path in cameras:
@@ -154,7 +154,10 @@ def chosen(file: Path, place: str, values: np.ndarray, dims: tuple[int, ...] | N
         return values
     if max(dims) >= values.shape[-1]:
         raise DatasetError(
-            file, place, f"has {values.shape[-1]} dims, but the layout takes {list(dims)} of them."
+            file,
+            place,
+            f"has {values.shape[-1]} dims, but the layout selects dims {list(dims)}; correct "
+            "the layout.",
         )
     return values[..., list(dims)]
 
@@ -183,8 +186,8 @@ def placed(
         raise DatasetError(
             file,
             place,
-            f"frame {number} is a picture of shape {picture.shape}, but those before have "
-            f"{pictures.shape[1:]}; write them in one size.",
+            f"frame {number} is an image of shape {picture.shape}, but earlier ones have "
+            f"{pictures.shape[1:]}; write them all in one size.",
         )
     pictures[number] = picture
     return pictures
@@ -223,10 +226,14 @@ def stretches(
         found = align({"time": stamps}, layout.fps, layout.silence, layout.gaps)
     except ValueError as error:
         raise DatasetError(
-            file, place, f'{error}; repair it, or say "gaps": "cut" in the layout for gaps.'
+            file,
+            place,
+            f'{error}; repair it, or set "gaps": "cut" in the layout to cut the recording at gaps.',
         ) from None
     if not found:
-        raise DatasetError(file, place, "leaves no two frames without a gap; leave it out.")
+        raise DatasetError(
+            file, place, "has no two frames without a gap between them; leave it out."
+        )
     return [(stretch.messages["time"], stretch.left_out) for stretch in found]
 
 
@@ -268,11 +275,11 @@ def _read_pictures(
             picture = decode_picture(bytes(np.asarray(cell)), PICTURES)
         except ValueError as error:
             raise DatasetError(
-                file, place, f"frame {number} holds no readable picture ({error}); copy it again."
+                file, place, f"frame {number} holds no readable image ({error}); copy it again."
             ) from None
         decoded = placed(file, place, decoded, number, rows.stop - rows.start, picture)
     if decoded is None:
-        raise DatasetError(file, place, "holds no picture; leave the episode out.")
+        raise DatasetError(file, place, "holds no images; leave the episode out.")
     return oriented(decoded, camera)
 
 
@@ -283,7 +290,9 @@ def _dims(array: RowArray) -> int:
 def _length(file: Path, episode: str, path: str, array: RowArray) -> int:
     if not array.shape or array.shape[0] < 1:
         raise DatasetError(
-            file, f"{episode}'{path}'", f"has shape {array.shape}, no frames; leave it out."
+            file,
+            f"{episode}'{path}'",
+            f"has shape {array.shape}, so it has no frames; leave the episode out.",
         )
     return int(array.shape[0])
 
@@ -295,7 +304,7 @@ def _check_pictures(file: Path, place: str, array: RowArray) -> None:
         raise DatasetError(
             file,
             place,
-            f"is {array.dtype} of shape {shape}; a camera needs pictures of shape (frames, height, "
+            f"is {array.dtype} of shape {shape}; a camera needs images of shape (frames, height, "
             "width, 3) in uint8, or JPEG or PNG bytes of each frame.",
         )
     if not encoded:
@@ -312,7 +321,7 @@ def _to_bytes(file: Path, place: str, pictures: np.ndarray) -> np.ndarray:
         raise DatasetError(
             file,
             place,
-            f"has {pictures.dtype} pictures with values such as "
+            f"has {pictures.dtype} images with values such as "
             f"{short(float(pictures[found != pictures][0]))}; write them as uint8 from 0 to 255.",
         )
     return found

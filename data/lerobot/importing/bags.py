@@ -91,14 +91,15 @@ def _episodes(
             raise DatasetError(
                 path,
                 "topics",
-                f'{error}; allow more by "silence" in the layout, say "gaps": "cut" there to '
-                "leave gaps out, or leave the recording out.",
+                f'{error}; allow more with "silence" in the layout, set "gaps": "cut" in it to cut '
+                "the recording at gaps, or leave the recording out.",
             ) from None
         if not parts:
             raise DatasetError(
                 path,
                 "topics",
-                "have all spoken for less than two frames; leave it out.",
+                "have no two frames without a gap in which every topic has a message; leave the "
+                "recording out.",
             )
         names = [f", part {number}" for number in range(len(parts))] if len(parts) > 1 else [""]
         yield [
@@ -113,10 +114,12 @@ def _resolved(path: Path, bag: Bag, layout: ImportLayout) -> ImportLayout:
     for topic in _topics(path, resolved):
         if not bag.topics[topic]:
             raise DatasetError(
-                path, f"'{topic}'", "has no message; leave the recording out, or the topic."
+                path, f"'{topic}'", "has no messages; leave out the recording or the topic."
             )
     if resolved.task.path and (topic := _split(path, resolved.task.path)[0]) not in bag.topics:
-        raise DatasetError(path, f"'{topic}'", "is no topic of it; give --task 'lift the cup'.")
+        raise DatasetError(
+            path, f"'{topic}'", "is not a topic of the recording; give --task 'lift the cup'."
+        )
     return resolved
 
 
@@ -206,14 +209,14 @@ def _used(bag: Bag, part: AlignedStretch) -> Iterator[tuple[str, int, BagMessage
 
 def _same(found: np.ndarray, before: list[np.ndarray]) -> None:
     if before and len(before[-1]) != len(found):
-        raise ValueError(f"has {len(found)} values, but {len(before[-1])} in those before")
+        raise ValueError(f"has {len(found)} values, but earlier messages have {len(before[-1])}")
 
 
 def _require_same_order(order: list[str], before: list[str]) -> None:
     if order != before:
         raise ValueError(
-            f"has joints {short(order)}, but {short(before)} in those before; give "
-            '"names" in the layout'
+            f'has joints {short(order)}, but earlier messages have {short(before)}; give "names" '
+            "in the layout"
         )
 
 
@@ -236,7 +239,7 @@ def _split(path: Path, where: str) -> tuple[str, str]:
         raise DatasetError(
             path,
             f"'{where}'",
-            "names no field; write TOPIC:FIELD, as in /joints:position.",
+            "names no field; write TOPIC:FIELD, such as /joints:position.",
         )
     return topic, name
 

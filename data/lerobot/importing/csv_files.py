@@ -43,7 +43,9 @@ class _Sheet(NamedTuple):
     def column(self, name: str) -> list[str]:
         if name not in self.cells:
             raise DatasetError(
-                self.path, f"'{name}'", f"is no column of it; there are {short(list(self.cells))}."
+                self.path,
+                f"'{name}'",
+                f"is not a column; the columns are {short(list(self.cells))}.",
             )
         return self.cells[name]
 
@@ -136,11 +138,11 @@ def _read_sheet(path: Path) -> _Sheet:
             found = [row for row in rows if row]
     except (csv.Error, UnicodeDecodeError) as error:
         raise DatasetError(
-            path, "file", f"is no readable CSV ({error}); write it as UTF-8 with commas."
+            path, "file", f"is not a readable CSV file ({error}); write it as UTF-8 with commas."
         ) from None
     if len(set(names)) != len(names) or not found:
         what = "no rows" if not found else "a column twice"
-        raise DatasetError(path, "file", f"has {what} below the names {short(names)}.")
+        raise DatasetError(path, "file", f"has {what}; its header is {short(names)}.")
     for number, row in enumerate(found, 2):
         if len(row) != len(names):
             raise DatasetError(

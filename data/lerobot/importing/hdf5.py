@@ -120,7 +120,8 @@ def _open(path: Path) -> Any:
         raise DatasetError(
             path,
             "file",
-            f"is no readable HDF5 ({error}); it was cut off or is something else, copy it again.",
+            f"is not a readable HDF5 file ({error}): it was cut off or is something else; copy it "
+            "again.",
         ) from None
 
 
@@ -136,7 +137,7 @@ def _episode_names(path: Path, root: Any, layout: ImportLayout) -> list[str]:
         raise DatasetError(
             path,
             f"'{layout.episodes}'",
-            f"fits no group of it, only {short(sorted(group))} are there; give another layout.",
+            f"matches no group, only {short(sorted(group))} are there; give another layout.",
         )
     return [f"{folder}/{name}" if folder else name for name in found]
 
@@ -144,7 +145,7 @@ def _episode_names(path: Path, root: Any, layout: ImportLayout) -> list[str]:
 def _group(path: Path, root: Any, name: str) -> Any:
     found = _entry(path, root, name) if name else root
     if not hasattr(found, "keys"):
-        raise DatasetError(path, f"'{name}'", "is no group; the file has another layout.")
+        raise DatasetError(path, f"'{name}'", "is not a group; give another layout.")
     return found
 
 
@@ -188,7 +189,7 @@ def _arrays(path: Path, place: str, group: Any, layout: ImportLayout) -> dict[st
     arrays = {name: _entry(path, group, name) for name in paths}
     for name, array in arrays.items():
         if not hasattr(array, "shape") or array.shape is None:
-            raise DatasetError(path, f"{place}'{name}'", "is no array; give another layout.")
+            raise DatasetError(path, f"{place}'{name}'", "is not an array; give another layout.")
     return arrays
 
 

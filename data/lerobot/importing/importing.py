@@ -158,8 +158,8 @@ def import_dataset(
                 units += _units(number, place, size, len(notes), counts[number])
         if before:
             raise ValueError(
-                f"{out}: has episodes of {before[0]['file']}, which is not among the recordings "
-                "now; give the same ones."
+                f"{out}: has episodes of {before[0]['file']}, which is no longer among the "
+                "recordings; give the same recordings as before."
             )
         shapes = {n: tuple(f["shape"]) for n, f in features.items() if f["dtype"] == "video"}
         reading = RecordingsReading(kind.name, layout, shapes, aside)
@@ -192,15 +192,15 @@ def find_recordings(paths: Sequence[str | Path]) -> tuple[RecordingFormat, list[
         here = dict(_within(path))
         if not here:
             raise ValueError(
-                f"{path}: holds no recording; their names end in .hdf5, .h5, .zarr, .zarr.zip, "
-                ".mcap, .bag or .csv, or they are a folder of rosbag2 (metadata.yaml) or RLDS "
+                f"{path}: holds no recording; give files that end in .hdf5, .h5, .zarr, .zarr.zip, "
+                ".mcap, .bag or .csv, or a folder of rosbag2 (metadata.yaml) or RLDS "
                 "(features.json)."
             )
         found |= here
     kinds = {kind.name: path for path, kind in found.items()}
     if len(kinds) > 1:
         said = ", ".join(f"{path} ({name})" for name, path in kinds.items())
-        raise ValueError(f"Recordings are of several formats: {said}; import each by itself.")
+        raise ValueError(f"Recordings are of several formats: {said}; import each separately.")
     if not found:
         raise ValueError("Give the files or folders of recordings to import.")
     return next(iter(found.values())), list(found)
@@ -244,7 +244,7 @@ def _notes_of(
     """
     if before and (before[0]["file"], before[0]["bytes"]) != (str(file), size):
         raise ValueError(
-            f"{out}: was begun with {before[0]['file']} of {before[0]['bytes']} bytes, but now "
+            f"{out}: was started with {before[0]['file']} of {before[0]['bytes']} bytes, but now "
             f"there is {file} of {size}; give the same recordings, or another folder."
         )
     count = next((k for k, note in enumerate(before, 1) if note["last"]), len(before))

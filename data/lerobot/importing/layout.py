@@ -136,7 +136,7 @@ def _plain(where: str) -> dict[str, Any]:
         )
     said = read_json(path, path, "correct it")
     if not isinstance(said, dict):
-        raise DatasetError(path, "file", "is no JSON object; docs/importing.md has an example.")
+        raise DatasetError(path, "file", "is not a JSON object; docs/importing.md has an example.")
     like = said.pop("like", None)
     if like is None:
         return said
@@ -147,13 +147,15 @@ def _plain(where: str) -> dict[str, Any]:
 
 def _parsed(file: str, said: Mapping[str, Any]) -> ImportLayout:
     if unknown := sorted(said.keys() - _KEYS):
-        raise DatasetError(file, unknown[0], f"is no key of a layout; there are {sorted(_KEYS)}.")
+        raise DatasetError(
+            file, unknown[0], f"is not a key of a layout; the keys are {sorted(_KEYS)}."
+        )
     fps = said.get("fps")
     if type(fps) is not int or not 1 <= fps <= 1000:
         raise DatasetError(
             file,
             "fps",
-            f"is {short(fps)}; give whole frames per second, also by --fps.",
+            f"is {short(fps)}; give a whole number of frames per second, here or with --fps.",
         )
     columns = _mapping(file, "columns", said.get("columns"))
     cameras = _mapping(file, "cameras", said.get("cameras", {}))
@@ -185,7 +187,9 @@ _KEYS = {
 def _mapping(file: str, key: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict) or (key == "columns" and not value):
         raise DatasetError(
-            file, key, f"is {short(value)}; give an object from names in the dataset to sources."
+            file,
+            key,
+            f"is {short(value)}; give an object that maps names in the dataset to sources.",
         )
     return value
 
@@ -230,9 +234,13 @@ def _task(file: str, value: Any) -> TaskSource:
         try:
             groups = re.compile(value["file"]).groups
         except re.error as error:
-            raise DatasetError(file, "task", f"has no regular expression: {error}.") from None
+            raise DatasetError(
+                file, "task/file", f"is not a regular expression ({error}); correct it."
+            ) from None
         if groups != 1:
-            raise DatasetError(file, "task", f"has a pattern of {groups} groups; give it one.")
+            raise DatasetError(
+                file, "task/file", f"is a pattern with {groups} groups; give it exactly one."
+            )
         return TaskSource(file=value["file"])
     return TaskSource(path=_source(file, "task", value, set())["from"])
 
@@ -245,7 +253,7 @@ def _source(file: str, key: str, value: Any, more: set[str]) -> dict[str, Any]:
         or not said["from"]
         or said.keys() - more - {"from"}
     ):
-        also = f" and maybe {', '.join(sorted(more))}" if more else ""
+        also = f" and optionally {', '.join(sorted(more))}" if more else ""
         raise DatasetError(
             file, key, f"is {short(value)}; give a path as text, or an object with 'from'{also}."
         )
@@ -289,6 +297,6 @@ def _missing(file: Path, path: str, name: str, names: list[str]) -> DatasetError
     return DatasetError(
         file,
         f"'{path}'",
-        f"is not there, from where the layout takes '{name}'; there are {short(names)}. Correct "
-        "the layout, or leave this file out.",
+        f"is missing, but the layout takes '{name}' from it; there are {short(names)}. Correct the "
+        "layout, or leave this file out.",
     )

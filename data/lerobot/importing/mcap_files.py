@@ -21,7 +21,7 @@ class _McapBag:
         self._decoders: dict[int, Callable[[bytes], Any]] = {}
         summary = library("mcap.reader", "An MCAP file").make_reader(file).get_summary()
         if summary is None or summary.statistics is None:
-            raise ValueError("it has no index, as of a recording that was cut off")
+            raise ValueError("it has no index, like a recording that was cut off")
         counts = summary.statistics.channel_message_counts
         topics: Counter[str] = Counter()
         for number, channel in summary.channels.items():
@@ -51,8 +51,8 @@ class _McapBag:
                 return decoder
         encodings = channel.message_encoding, schema.encoding if schema else "no schema"
         raise ValueError(
-            f"has messages of encoding '{encodings[0]}' with {encodings[1]}; cdr with ros2msg, "
-            "protobuf and json are read"
+            f"has messages of encoding '{encodings[0]}' with {encodings[1]}; only cdr with "
+            "ros2msg, protobuf and json can be read"
         )
 
 
@@ -80,7 +80,7 @@ def _reading(path: Path) -> AbstractContextManager[None]:
     return naming_damage(
         path,
         "file",
-        "is no readable MCAP ({reason}); repair it by `mcap recover`, or copy it again.",
+        "is not a readable MCAP file ({reason}); repair it with `mcap recover`, or copy it again.",
         kept=(OSError, MemoryError),
     )
 

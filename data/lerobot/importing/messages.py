@@ -72,7 +72,7 @@ def field(message: Any, path: str) -> Any:
     for part in path.split("."):
         if part.isdecimal() and isinstance(value, Sequence | np.ndarray):
             if int(part) >= len(value):
-                raise ValueError(f"has {len(value)} values before '{part}' of '{path}'")
+                raise ValueError(f"has only {len(value)} values, so none at '{part}' of '{path}'")
             value = value[int(part)]
         elif _has(value, part):
             value = _get(value, part)
@@ -90,13 +90,13 @@ def picture(message: Any) -> UInt8[np.ndarray, "h w 3"]:
     if _has(message, "encoding") and _has(message, "step"):
         return _raw_picture(message)
     if not (_has(message, "format") and _has(message, "data")):
-        raise ValueError(f"is no picture; it has {_fields(message)}")
+        raise ValueError(f"is not an image; it has {_fields(message)}")
     content = _bytes(_get(message, "data"))
     try:
         return decode_picture(content, ("JPEG", "PNG", "WEBP"))
     except ValueError as error:
         raise ValueError(
-            f"holds a picture of format {short(str(_get(message, 'format')))}, which is not read "
+            f"holds an image of format {short(str(_get(message, 'format')))}, which cannot be read "
             f"as JPEG, PNG or WebP ({error})"
         ) from None
 
@@ -123,7 +123,7 @@ def _raw_picture(message: Any) -> UInt8[np.ndarray, "h w 3"]:
     encoding = str(_get(message, "encoding"))
     if encoding not in _CHANNELS:
         raise ValueError(
-            f"holds a picture of encoding '{encoding}'; {', '.join(_CHANNELS)} are read"
+            f"holds an image of encoding '{encoding}'; only {', '.join(_CHANNELS)} can be read"
         )
     stored, order = _CHANNELS[encoding]
     height, width = int(_get(message, "height")), int(_get(message, "width"))
@@ -131,8 +131,8 @@ def _raw_picture(message: Any) -> UInt8[np.ndarray, "h w 3"]:
     step, content = int(_get(message, "step")), _bytes(_get(message, "data"))
     if step < width * stored or len(content) < step * height or not height * width:
         raise ValueError(
-            f"says to hold {width}x{height} pixels in rows of {step} bytes, but has {len(content)} "
-            "bytes"
+            f"claims to hold {width}x{height} pixels in rows of {step} bytes, but has "
+            f"{len(content)} bytes"
         )
     rows = np.frombuffer(content, np.uint8, step * height).reshape(height, step)
     return rows[:, : width * stored].reshape(height, width, stored)[..., list(order)]
@@ -144,7 +144,7 @@ def _bytes(value: Any) -> bytes:
         try:
             return base64.b64decode(value, validate=True)
         except ValueError:
-            raise ValueError("holds text that is no base64 for its bytes") from None
+            raise ValueError("holds its bytes as text that is not base64") from None
     return value.tobytes() if isinstance(value, np.ndarray) else bytes(value)
 
 

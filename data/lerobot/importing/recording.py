@@ -93,7 +93,7 @@ def require_alike(
             raise DatasetError(
                 file,
                 place or "recording",
-                f"{which} {other} {has}; leave one of them out, or what differs.",
+                f"{which} {other} {has}; leave out one of the recordings, or what differs.",
             )
         for what, mine, theirs in (
             ("shape", found.shapes[name], first.shapes[name]),
@@ -103,8 +103,8 @@ def require_alike(
                 raise DatasetError(
                     file,
                     f"{place} '{name}'".strip(),
-                    f"has {what} {mine}, but {theirs} in {other}; import it by itself, or leave it "
-                    "out.",
+                    f"has {what} {mine}, but {theirs} in {other}; import it separately, or leave "
+                    "it out.",
                 )
 
 
@@ -120,8 +120,8 @@ def library(module: str, what: str) -> Any:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
         raise ValueError(
-            f"{what} needs the package {module.partition('.')[0]}; install what importing needs "
-            "by `pip install -e '.[import]'`."
+            f"{what} needs the package {module.partition('.')[0]}; run `pip install -e "
+            "'.[import]'`, which installs all that importing needs."
         ) from None
 
 

@@ -99,7 +99,7 @@ def _reading(path: Path, place: str) -> AbstractContextManager[None]:
     return naming_damage(
         path,
         place.strip() or "file",
-        "cannot be read ({reason}); it was cut off or damaged, copy it again.",
+        "cannot be read ({reason}): it was cut off or damaged; copy it again.",
         kept=(MemoryError,),
     )
 
@@ -117,12 +117,14 @@ def _open(path: Path) -> Iterator["_Buffer"]:
                 files = zipfile.Path(stack.enter_context(zipfile.ZipFile(path)))
             except (zipfile.BadZipFile, EOFError):
                 raise DatasetError(
-                    path, "file", "is no readable zip; it was cut off, copy it again."
+                    path, "file", "is not a readable zip file: it was cut off; copy it again."
                 ) from None
             store = zarr.storage.ZipStore(path, mode="r", read_only=True)
         stack.callback(store.close)
         if not any((files / name).is_file() for name in _GROUP_FILES):
-            raise DatasetError(path, "file", "has no .zgroup or zarr.json, so it is no zarr group.")
+            raise DatasetError(
+                path, "file", "has no .zgroup or zarr.json, so it is not a zarr group."
+            )
         with _reading(path, "file"):
             root = zarr.open_group(store, mode="r", use_consolidated=False)
         yield _Buffer(path, root, files)
@@ -143,14 +145,15 @@ class _Buffer(NamedTuple):
         try:
             found = self.root[name]
         except Exception as error:
-            also = ", also by `pip install imagecodecs`" if "imagecodecs" in str(codecs) else ""
+            named = "imagecodecs" in str(codecs)
+            also = " (for those of imagecodecs, `pip install imagecodecs`)" if named else ""
             raise self._wrong(
                 name,
                 f"cannot be opened ({first_line(error)}), with codecs {', '.join(codecs)}; install "
-                f"the package that has them{also}, or write the array without.",
+                f"the package that has them{also}, or write the array without them.",
             ) from None
         if not hasattr(found, "shape"):
-            raise self._wrong(name, "is no array; give another layout.")
+            raise self._wrong(name, "is not an array; give another layout.")
         return found
 
     def _codecs(self, name: str) -> list[str]:
@@ -192,7 +195,7 @@ def _ends(buffer: _Buffer) -> Int64[np.ndarray, " e"]:
         ends = np.asarray(array[:]).astype(np.int64)
     if not len(ends) or (np.diff(ends, prepend=0) < 1).any():
         raise DatasetError(
-            path, f"'{_ENDS}'", f"is {short(ends.tolist())}, but should rise from above 0."
+            path, f"'{_ENDS}'", f"is {short(ends.tolist())}, but should increase, from above 0."
         )
     return ends
 
@@ -234,7 +237,7 @@ def _told(buffer: _Buffer, layout: ImportLayout) -> str:
             raise DatasetError(
                 buffer.path,
                 f"'{where}'",
-                "is no attribute with a text; give --task 'lift it'.",
+                "is not an attribute that holds text; give --task 'lift it'.",
             )
         return value
 

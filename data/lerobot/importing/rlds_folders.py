@@ -54,8 +54,8 @@ def _check(path: Path, layout: ImportLayout) -> CheckedRecording:
             raise DatasetError(
                 path,
                 f"'{camera}'",
-                f"is not in episode {int(np.argmin(seen))}, but a camera is needed in all; leave "
-                "it out of the layout.",
+                f"is missing in episode {int(np.argmin(seen))}, but every episode needs every "
+                "camera; leave this camera out of the layout.",
             )
     _check_told(path, dataset, resolved)
     shapes: dict[str, tuple[int, ...] | None] = {
@@ -151,8 +151,8 @@ def _told(path: Path, dataset: RldsDataset, layout: ImportLayout, number: int) -
             raise DatasetError(
                 path,
                 f"episode {number}",
-                f"names no instruction in '{where}'; give one for all by --task 'lift the cup', or "
-                "leave it as RLDS, which is read as it is.",
+                f"names no instruction in '{where}'; give one for all with --task 'lift the cup', "
+                "or train on the RLDS dataset directly, without importing it.",
             )
         return text
 
@@ -167,7 +167,10 @@ def _check_told(path: Path, dataset: RldsDataset, layout: ImportLayout) -> None:
         texts = [n for n in dataset.column_names if dataset.features[n]["dtype"] == "string"]
         if where not in texts:
             raise DatasetError(
-                path, f"'{where}'", f"is no text of its steps, only {short(texts)}; correct task."
+                path,
+                f"'{where}'",
+                f"is not a text column of the steps, which are {short(texts)}; correct 'task' in "
+                "the layout.",
             )
         return
     for episode in range(dataset.num_episodes):
@@ -176,7 +179,7 @@ def _check_told(path: Path, dataset: RldsDataset, layout: ImportLayout) -> None:
     if where and len(several):
         _log.warning(
             "%s: %d episodes have several instructions, one after the other (first: episode %d); "
-            "each is given its first.",
+            "each gets only its first.",
             path,
             len(several),
             several[0],

@@ -97,7 +97,7 @@ def _reading(path: Path) -> AbstractContextManager[None]:
     return naming_damage(
         path,
         "file",
-        "is no readable bag ({reason}); `ros2 bag reindex` it, or copy it again.",
+        "is not a readable bag ({reason}); run `ros2 bag reindex` on it, or copy it again.",
         kept=(OSError, MemoryError),
     )
 

@@ -69,8 +69,8 @@ def config(
     shapes = our_shapes(table, source.shapes, known)
     if missing := [f"{p} ({table.by_path[p].theirs})" for p in _NEEDED if p not in shapes]:
         raise ValueError(
-            f"{source.where} is not a whole π0-FAST checkpoint; without these its sizes cannot be "
-            f"told: {', '.join(missing)}."
+            f"{source.where} is not a complete π0-FAST checkpoint; these arrays, which determine "
+            f"the model's sizes, are missing: {', '.join(missing)}."
         )
     vision = siglip_config(shapes)
     return Pi0FastConfig(

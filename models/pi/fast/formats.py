@@ -25,19 +25,19 @@ def write_openpi(policy: Policy, target: Path) -> None:
     config, processor = policy.model.config, policy.processor
     if config.writing != "openpi":
         raise ValueError(
-            f"openpi's π0-FAST lays words and places as model.writing 'openpi' says, but this "
-            f"policy was trained with '{config.writing}'; write it as chiliad."
+            "openpi's π0-FAST arranges text and positions as with model.writing 'openpi', but "
+            f"this policy was trained with '{config.writing}'; give --to chiliad."
         )
     if processor is not None and not processor.sentencepiece and processor.words:
         raise ValueError(
-            "openpi reads prompts with PaliGemma's tokenizer, but this policy with a word list of "
-            "its own; write it as chiliad."
+            "openpi reads prompts with PaliGemma's tokenizer, but this policy uses its own word "
+            "list; give --to chiliad."
         )
     top = config.vocabulary - 1 - SPECIAL_WORDS
     if processor is not None and processor.fast_top != top:
         raise ValueError(
-            f"openpi's FAST tokens begin at id {top}, but this policy's at {processor.fast_top}; "
-            f"write it as chiliad."
+            f"openpi's FAST tokens begin at id {top}, but this policy's begin at "
+            f"{processor.fast_top}; give --to chiliad."
         )
     openpi.export(lora.for_openpi(config, policy.params), target, OPENPI)
     if processor is not None:

@@ -52,7 +52,7 @@ class Grammar:
                 told = f"at least {needed}" if needed < _NEVER else "more than any number of"
                 raise ValueError(
                     f"A chunk of {self.horizon} steps of {dims} dims takes {told} tokens of this "
-                    f"FAST tokenizer, but model.steps lets {self.longest} be written."
+                    f"FAST tokenizer, but model.steps allows {self.longest}."
                 )
 
     def begin(self, embodiment: Int[Array, "*b"]) -> Rest:
@@ -171,8 +171,8 @@ def token_bytes(fast: Fast) -> list[bytes]:
     decoder = (json.loads(fast.bpe).get("decoder") or {}).get("type")
     if decoder not in ("ByteLevel", "Fuse"):
         raise ValueError(
-            f"This FAST tokenizer decodes by {decoder}; expected ByteLevel, as the released one, "
-            f"or Fuse, as those that are trained here."
+            f"This FAST tokenizer decodes with {decoder}; expected ByteLevel, as in the released "
+            "one, or Fuse, as in those trained here."
         )
     letters = _letters() if decoder == "ByteLevel" else {}
     return [_spelt(text, letters) for text in fast.texts]

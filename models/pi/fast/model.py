@@ -266,8 +266,8 @@ class Pi0Fast:
         """
         if guidance is not None:
             raise ValueError(
-                "π0-FAST writes a chunk token by token, so it cannot be drawn towards the chunk "
-                "before it (real-time chunking); act without the previous chunk."
+                "π0-FAST writes a chunk token by token, so it cannot continue the previous chunk "
+                "(real-time chunking); leave out the previous chunk."
             )
         if steps not in (None, self.config.steps):
             raise ValueError(
@@ -283,8 +283,8 @@ class Pi0Fast:
     def _grammar(self) -> Grammar:
         if self.grammar is None:
             raise ValueError(
-                "This π0-FAST was not told how its chunks are spelt: act through a Policy with a "
-                "processor that has a FAST tokenizer."
+                "This π0-FAST has no FAST tokenizer with which to write chunks; act through a "
+                "Policy whose processor has one."
             )
         return self.grammar
 

@@ -177,7 +177,7 @@ def interrupted(after):
 def test_another_edit_does_not_go_on_where_one_was_interrupted(recorded, tmp_path):
     with interrupted(8) as progress:
         edit_dataset([recorded], tmp_path / "new", Edit(delete=(0,)), progress=progress)
-    with pytest.raises(ValueError, match=r"new\.partial: holds what another edit has begun"):
+    with pytest.raises(ValueError, match=r"new\.partial: holds another unfinished edit"):
         edit_dataset([recorded], tmp_path / "new", Edit(delete=(1,)))
     (tmp_path / "new.partial/edit.jsonl").unlink()
     with pytest.raises(ValueError, match=r"new\.partial: is in the way"):
@@ -215,7 +215,7 @@ def test_splits_that_are_finished_stay(recorded, tmp_path):
 
 def test_two_processes_do_not_edit_into_one_folder(recorded, tmp_path):
     def second(done, total):
-        with pytest.raises(ValueError, match=r"new\.partial: another process is at this edit"):
+        with pytest.raises(ValueError, match=r"new\.partial: another process is making this edit"):
             edit_dataset([recorded], tmp_path / "new", Edit(delete=(0,)))
 
     edit_dataset([recorded], tmp_path / "new", Edit(delete=(0,)), progress=second)
@@ -229,7 +229,7 @@ def test_frames_whose_times_go_back_are_refused_unless_they_are_left_out(copy, t
     times[9:12] = times[9:12][::-1]  # frames 2 to 4 of episode 1
     at = table.column_names.index("timestamp")
     pq.write_table(table.set_column(at, "timestamp", pa.array(times)), path)
-    message = r"column 'timestamp': goes back from 0\.2 s to 0\.15 s behind frame 2 of episode 1;"
+    message = r"column 'timestamp': goes back from 0\.2 s to 0\.15 s after frame 2 of episode 1;"
     with pytest.raises(DatasetError, match=message):
         edit_dataset([copy], tmp_path / "new", Edit())
     assert {path.name for path in tmp_path.iterdir()} <= {copy.name}
@@ -243,7 +243,7 @@ def test_in_place_the_old_dataset_stays_beside_the_new(recorded, tmp_path):
     edit_dataset([mine], mine, Edit(keep=(5, 0)))
     assert open_dataset(mine).lengths.tolist() == [LENGTHS[0], LENGTHS[5]]
     assert files(tmp_path / "mine.old") == before
-    with pytest.raises(ValueError, match=r"mine\.old: is there from an edit before"):
+    with pytest.raises(ValueError, match=r"mine\.old: is left over from an earlier edit"):
         edit_dataset([mine], mine, Edit(keep=(0,)))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mine", "mine.old"]
 
@@ -274,7 +274,7 @@ def test_an_edit_killed_when_the_new_dataset_is_in_its_place_is_not_made_twice(
     assert files(out) == files(tmp_path / "whole")
     assert files(tmp_path / "mine.old" if place == "in place" else mine) == before
     assert not list(tmp_path.glob("*.partial"))
-    with pytest.raises(ValueError, match=r"mine\.old: is there|out: already exists"):
+    with pytest.raises(ValueError, match=r"mine\.old: is left over|out: already exists"):
         edit_dataset([mine], out, edit)
 
 
@@ -384,7 +384,7 @@ def test_pictures_that_no_video_can_have_are_named_before_anything_is_written(tm
     camera = open_dataset(mine).cameras[0]
     info["features"][camera] |= {"shape": [3, 15, 17], "names": ["channels", "height", "width"]}
     (mine / "meta/info.json").write_text(json.dumps(info))
-    with pytest.raises(ValueError, match=rf"'{camera}' has pictures of 15 × 17 pixels, and a vid"):
+    with pytest.raises(ValueError, match=rf"'{camera}' has images of 15 × 17 pixels, but a vid"):
         edit_dataset([mine], tmp_path / "new", Edit(encoding=VideoEncoding()))
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
@@ -510,30 +510,30 @@ def test_groots_names_follow_those_of_columns_and_cameras(recorded, tmp_path):
 def test_a_modality_that_cannot_be_renamed_is_named(recorded, tmp_path):
     mine = Path(shutil.copytree(recorded, tmp_path / "mine"))
     (mine / "meta/modality.json").write_text('{"video": []}')
-    with pytest.raises(DatasetError, match=r"modality\.json, video: is no JSON object; correct"):
+    with pytest.raises(DatasetError, match=r"modality\.json, video: is not a JSON object; correct"):
         edit_dataset([mine], tmp_path / "new", Edit(drop=(FRONT,)))
 
 
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (Edit(delete=(0, 1, 2, 3, 4, 5)), "leaves none of 6 episodes"),
+        (Edit(delete=(0, 1, 2, 3, 4, 5)), "removes all 6 episodes"),
         (Edit(delete=(6,)), "delete names episode 6; there are 6, numbered 0 to 5"),
         (Edit(keep=(1, 1)), "keep names episode 1 twice"),
-        (Edit(delete=(1,), order=(1,)), "order names episode 1, which is not kept"),
-        (Edit(trims=(Trim((0,), 7, None),)), "Episode 0 has frames 0 to 6; of these trim keeps 7"),
+        (Edit(delete=(1,), order=(1,)), "order names episode 1, which the edit removes"),
+        (Edit(trims=(Trim((0,), 7, None),)), "Episode 0 has frames 0 to 6, but trim keeps 7"),
         (Edit(splits=(("a", (0,)), ("b", (0,)))), "Episode 0 is in two splits"),
-        (Edit(splits=(("a", 0.7), ("b", 0.7))), "shares of the splits are 1.4"),
-        (Edit(splits=(("../a", 0.7),)), "no name for files to have"),
+        (Edit(splits=(("a", 0.7), ("b", 0.7))), "shares of the splits add up to 1.4"),
+        (Edit(splits=(("../a", 0.7),)), "cannot be used as a file name"),
         (Edit(drop=("action.x",)), "drop names 'action.x', but the columns and cameras are"),
         (Edit(drop=("timestamp",)), "every LeRobot dataset has the columns"),
-        (Edit(names=((FRONT, WRIST),)), f"two columns '{WRIST}'"),
-        (Edit(names=((FRONT, "a/b"),)), "rename: 'a/b' is no name"),
-        (Edit(robot="arm/left"), "robot: 'arm/left' is no name"),
-        (Edit(trims=(Trim(None, 0, 0),)), "of these trim keeps 0 to -1, keep at least one"),
-        (Edit(tasks=((None, " "),)), "A task would be ' '"),
-        (Edit(tasks=((None, "a\u2028b"),)), "without line breaks and control characters"),
-        (Edit(tasks=((None, "a\x1bb"),)), "without line breaks and control characters"),
+        (Edit(names=((FRONT, WRIST),)), f"two columns named '{WRIST}'"),
+        (Edit(names=((FRONT, "a/b"),)), "rename: 'a/b' cannot be used as a file name"),
+        (Edit(robot="arm/left"), "robot: 'arm/left' cannot be used as a file name"),
+        (Edit(trims=(Trim(None, 0, 0),)), "but trim keeps 0 to -1; keep at least one"),
+        (Edit(tasks=((None, " "),)), "A task would become ' '"),
+        (Edit(tasks=((None, "a\u2028b"),)), "has no line breaks or control characters"),
+        (Edit(tasks=((None, "a\x1bb"),)), "has no line breaks or control characters"),
         (Edit(task_names=(("nothing", "x"),)), "There is no task 'nothing' to rename"),
         (Edit(fps=40), "fps is 40, but a dataset has 20"),
     ],
@@ -552,8 +552,8 @@ def test_an_edit_that_does_not_fit_is_one_sentence_and_writes_nothing(
     ("change", "message"),
     [
         (lambda f: f.pop("action"), "only one of them has 'action'"),
-        (lambda f: f["action"].update(shape=(2,)), r"'action' has shape \(3,\) in the one"),
-        (lambda f: f["action"].update(dtype="float64"), "'action' is float32 in the one"),
+        (lambda f: f["action"].update(shape=(2,)), r"'action' has shape \(3,\) in one"),
+        (lambda f: f["action"].update(dtype="float64"), "'action' is float32 in one and"),
         (lambda f: f["observation.state"].update(names=["x", "z", "y", "grip"]), "the dimensions"),
     ],
 )

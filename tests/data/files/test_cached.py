@@ -120,7 +120,7 @@ def test_a_flipped_bit_in_a_copied_jpeg_is_refused_when_it_is_read(direct):
     for at in flips(file, 16):
         frame = int(np.searchsorted(np.cumsum(sizes), at, "right"))
         with pytest.raises(
-            DatasetError, match=f"frame .*: is no readable picture; delete {direct.folder}"
+            DatasetError, match=f"frame .*: is not a readable image; delete {direct.folder}"
         ):
             pictures(direct, np.array([frame]), camera)
         others = np.delete(ROWS, frame)

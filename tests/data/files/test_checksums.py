@@ -47,7 +47,7 @@ def test_missing_cut_and_new_files_are_found(copy: Path) -> None:
     new, missing, cut = found(copy)
     assert "file-001.parquet, checksum: the file is newer than" in new
     assert "tasks.parquet, checksum: the file is missing" in missing
-    assert "file-000.mp4, checksum: the file has 3 bytes of the" in cut
+    assert "file-000.mp4, checksum: the file has 3 bytes, but was written with" in cut
 
 
 def test_a_dataset_without_checksums_is_not_blamed_until_it_has_some(copy: Path) -> None:

@@ -148,7 +148,9 @@ def test_a_download_that_comes_short_is_an_error(bucket, monkeypatch):
     monkeypatch.setattr(
         MemoryFileSystem, "get_file", lambda fs, remote, local: open(local, "wb").close()
     )
-    with pytest.raises(DatasetError, match=r"memory://bucket/set/data/b\.txt, file: .*0 of 2 byte"):
+    with pytest.raises(
+        DatasetError, match=r"memory://bucket/set/data/b\.txt, file: .*0 bytes arrived, expected 2"
+    ):
         open_folder(bucket).local("data/b.txt")
 
 

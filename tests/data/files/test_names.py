@@ -69,7 +69,7 @@ def test_names_that_datasets_have_are_plain(name: str) -> None:
     "name", ["", ".", "..", "a/b", "a\\b", "a..b", "../x", "a\x00", "é" * 101, "a\x9bm", 7, None]
 )
 def test_names_that_could_be_paths_are_refused(name: object) -> None:
-    with pytest.raises(ValueError, match="is no name"):
+    with pytest.raises(ValueError, match="cannot be used as a file name"):
         plain_name(name)
 
 
@@ -102,7 +102,9 @@ def test_no_folder_is_left_by_a_name(url: str, name: str, tmp_path: Path) -> Non
     for use in (folder.exists, folder.list, folder.size, folder.local, folder.path, put):
         if use is put and url.startswith("hf://"):
             continue
-        with pytest.raises(DatasetError, match=r"name .*: .* is no name of a file inside") as error:
+        with pytest.raises(
+            DatasetError, match=r"name .*: .* is not the name of a file inside"
+        ) as error:
             use(name)
         assert str(error.value).startswith(url)
         assert str(error.value).isprintable()
@@ -224,7 +226,7 @@ def test_a_feature_whose_name_could_be_a_path_is_refused_at_opening(copy: Path, 
     edit(info, lambda told: told["features"].update({name: told["features"]["action"]}))
     (problem,) = validate(copy)
     assert (problem.file, problem.field) == (str(info), "features")
-    assert "is no name for files to have" in problem.message
+    assert "cannot be used as a file name" in problem.message
     with pytest.raises(DatasetError, match="rename it"):
         open_dataset(copy)
 
@@ -234,7 +236,7 @@ def test_a_robot_whose_name_could_be_a_path_is_refused_at_opening(copy: Path, na
     edit(copy / "meta/info.json", lambda info: info.update(robot_type=name))
     (problem,) = validate(copy)
     assert problem.field == "robot_type"
-    with pytest.raises(DatasetError, match="is no name for files to have"):
+    with pytest.raises(DatasetError, match="cannot be used as a file name"):
         open_dataset(copy)
 
 
@@ -242,7 +244,9 @@ def test_a_robot_whose_name_could_be_a_path_is_refused_at_opening(copy: Path, na
 def test_an_rlds_feature_whose_name_could_be_a_path_is_refused(tmp_path: Path, name: str) -> None:
     root = shutil.copytree(RLDS, tmp_path / "robot/1.0.0")
     edit(root / "features.json", lambda told: add_step_feature(told, name))
-    with pytest.raises(DatasetError, match=r"features\.json, file: .*(is no name|both called)"):
+    with pytest.raises(
+        DatasetError, match=r"features\.json, file: .*(cannot be used as|both called)"
+    ):
         open_dataset(root)
 
 
@@ -279,7 +283,7 @@ def test_an_rlds_template_that_leads_elsewhere_is_refused(
         (info if field != "filepathTemplate" else info["splits"][0])[field] = value
 
     edit(root / "dataset_info.json", poisoned)
-    with pytest.raises(DatasetError, match=r"dataset_info\.json, .*(leave this|download it) "):
+    with pytest.raises(DatasetError, match=r"dataset_info\.json, .*(do not use this|download it) "):
         open_dataset(root).digest  # noqa: B018
 
 
@@ -320,7 +324,7 @@ def test_a_list_of_files_that_leads_out_of_a_store_is_refused(store: Path, tmp_p
     described["files"] = hashlib.sha256((root / "files.json").read_bytes()).hexdigest()
     described["sum"] = checksum(described)
     (root / "store.json").write_text(json.dumps(described))
-    with pytest.raises(DatasetError, match=r"files\.json, files: '\.\./secret' is no name"):
+    with pytest.raises(DatasetError, match=r"files\.json, files: '\.\./secret' is not the name"):
         open_store(root)
 
 
@@ -348,7 +352,7 @@ def test_shard_files_and_columns_are_only_written_inside_their_folder(tmp_path: 
     folder, settings = LocalFolder(tmp_path / "a/b/c/store"), convert.Settings(8, "raw")
     folder.root.mkdir(parents=True)
     for part in convert.parts_of(dataset, settings):
-        with pytest.raises(ValueError, match="is no name of a file inside"):
+        with pytest.raises(ValueError, match="is not the name of a file inside"):
             convert.make_part(dataset, part, settings, folder)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
     assert not list(tmp_path.rglob("victim*"))
@@ -370,7 +374,9 @@ def test_a_robots_name_that_could_be_a_path_is_refused(name: str) -> None:
         Mixture((DatasetConfig("d", name),), (RobotConfig(name),)),
         Mixture((DatasetConfig("d"),), (RobotConfig("robot", (name,)),)),
     ):
-        with pytest.raises(ValueError, match=r"embodiment .*: .* is no name"):
+        with pytest.raises(
+            ValueError, match=r"embodiment .*: .* (cannot be used as|is not the name of)"
+        ):
             resolve(mixture, known, 4)
 
 

@@ -74,14 +74,14 @@ def test_a_version_of_what_it_was_made_of_ends_the_lineage():
 
 def test_a_folder_of_something_else_is_no_catalogue(tmp_path):
     (tmp_path / "thesis.tex").write_text("\\documentclass")
-    with pytest.raises(ValueError, match=r"no catalogue\.json, so it is no catalogue"):
+    with pytest.raises(ValueError, match=r"no catalogue\.json, so it is not a catalogue"):
         Catalogue(tmp_path)
-    with pytest.raises(ValueError, match=r"no catalogue\.json, so it is no catalogue"):
+    with pytest.raises(ValueError, match=r"no catalogue\.json, so it is not a catalogue"):
         Catalogue(tmp_path / "thesis.tex")
 
 
 def test_a_catalogue_that_is_not_there_has_no_versions(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"c: there is no catalogue; name it"):
+    with pytest.raises(FileNotFoundError, match=r"c: there is no catalogue yet; give --catalogue"):
         Catalogue(tmp_path / "c").versions()
 
 
@@ -89,10 +89,10 @@ def test_a_damaged_or_strange_table_is_named(tmp_path):
     Catalogue(tmp_path / "c").add(EVERY)
     strange = tmp_path / "c/x.parquet"
     pq.write_table(pa.table({"price": [1.0]}), strange)
-    with pytest.raises(DatasetError, match=r"x\.parquet, table: is no table of a catalogue"):
+    with pytest.raises(DatasetError, match=r"x\.parquet, table: is not a table of a catalogue"):
         Catalogue(tmp_path / "c").versions()
     strange.write_bytes(b"PAR1")
-    with pytest.raises(DatasetError, match=r"x\.parquet, table: is no table of a catalogue"):
+    with pytest.raises(DatasetError, match=r"x\.parquet, table: is not a table of a catalogue"):
         Catalogue(tmp_path / "c").versions()
 
 

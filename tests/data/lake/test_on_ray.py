@@ -82,7 +82,7 @@ def test_a_conversion_writes_the_same_bytes_through_failures_which_are_counted(
     assert calls[-1] == (sum(LENGTHS), sum(LENGTHS))
     assert len(calls) > 3
     assert (tally.units, tally.redone, tally.failed) == (len(calls) - 1, 1, 1)
-    assert "1 begun again after a worker or node was lost, 1 tried again" in str(tally)
+    assert "1 restarted after a worker or node was lost, 1 retried" in str(tally)
 
 
 @pytest.mark.slow
@@ -172,6 +172,6 @@ def test_without_ray_the_extra_is_named(monkeypatch):
 def test_an_address_where_no_ray_is_is_said_at_once(monkeypatch):
     ray = pytest.importorskip("ray")
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    expected = r"There is no Ray at --ray-address 127\.0\.0\.1:1 .*; begin one with"
+    expected = r"Cannot connect to Ray at --ray-address 127\.0\.0\.1:1 .*; start it with"
     with pytest.raises(ValueError, match=expected), lake.on_ray("127.0.0.1:1"):
         pass

@@ -60,7 +60,7 @@ fillers = [Filler.remote() for _ in range(3)]
 print(ray.get([filler.there.remote() for filler in fillers]), flush=True)
 time.sleep(10000)
 """
-TALLY = re.compile(r"(\d+) units of work on (\d+) nodes \((.*)\); (\d+) begun.*?(\d+) tried")
+TALLY = re.compile(r"(\d+) units of work on (\d+) nodes \((.*)\); (\d+) restarted.*?(\d+) retried")
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def test_whoever_has_no_token_is_told_of_it(nodes, dataset):
     words += ["tools.data", "validate", str(dataset), "--ray-address", nodes.address]
     done = subprocess.run(nodes.inside(words), capture_output=True, text=True)
     assert done.returncode == 1
-    assert f"{nodes.address} asks for its token; set RAY_AUTH_MODE=token" in done.stderr
+    assert f"{nodes.address} requires a token; set RAY_AUTH_MODE=token" in done.stderr
 
 
 def test_a_slow_node_changes_no_byte(nodes, dataset, store, tmp_path):

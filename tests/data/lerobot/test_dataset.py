@@ -140,7 +140,9 @@ def test_frames_between_those_asked_for_are_not_decoded(recorded, monkeypatch):
 def test_a_frame_of_the_next_episode_is_refused(recorded):
     dataset = open_dataset(recorded)
     for at in (-1, dataset.lengths[0]):
-        with pytest.raises(IndexError, match=rf"episode 0 has {LENGTHS[0]} frames; of {at} to"):
+        with pytest.raises(
+            IndexError, match=rf"episode 0 has {LENGTHS[0]} frames; of frames {at} to"
+        ):
             dataset.frames_at(0, WRIST, np.array([at]))
 
 
@@ -185,5 +187,7 @@ def test_a_recording_of_lerobot_reads_frame_for_frame(metaworld):
 def test_a_template_that_names_no_file_of_the_dataset_is_refused(copy, template):
     info = json.loads((copy / "meta/info.json").read_text()) | {"data_path": template}
     (copy / "meta/info.json").write_text(json.dumps(info))
-    with pytest.raises(DatasetError, match=r"info.json, data_path: is .*, expected a template of"):
+    with pytest.raises(
+        DatasetError, match=r"info.json, data_path: is .*, expected a template with"
+    ):
         open_dataset(copy).column("action")

@@ -85,7 +85,7 @@ def test_opening_reads_no_data_file(split):
     assert dataset.num_frames == dataset.runs.length.sum() == sum(LENGTHS)
     assert dataset.task(1) == TASKS[1]
     assert dataset.present.all()
-    with pytest.raises(DatasetError, match="no readable parquet"):
+    with pytest.raises(DatasetError, match="not a readable parquet"):
         dataset.column("action")
 
 

@@ -144,11 +144,11 @@ def test_an_error_keeps_what_is_finished_and_resuming_goes_on(tmp_path, whole):
         fail()
     assert [path.name for path in tmp_path.iterdir()] == ["set"]
     assert_same_episodes(open_dataset(tmp_path / "set"), EPISODES[:1])
-    with pytest.raises(ValueError, match="holds a recording that was cut off; go on with it by"):
+    with pytest.raises(ValueError, match="holds a recording that was cut off; continue it with"):
         record(tmp_path / "set")
     assert record(tmp_path / "set", resume=True) == [{"number": k} for k in range(3)]
     assert files(tmp_path / "set") == whole
-    with pytest.raises(ValueError, match="is not empty, and holds nothing to resume"):
+    with pytest.raises(ValueError, match="is not empty but holds nothing to resume"):
         record(tmp_path / "set", resume=True)
 
 
@@ -197,7 +197,9 @@ def test_another_recording_does_not_go_on_there(tmp_path):
             raise KeyboardInterrupt
 
     begin(fps=20, about={"seed": 1})
-    with pytest.raises(ValueError, match="was recorded with seed 1, but now it is 2; go on with"):
+    with pytest.raises(
+        ValueError, match="was recorded with seed 1, but now it is 2; continue with"
+    ):
         begin(fps=20, about={"seed": 2}, resume=True)
     with pytest.raises(ValueError, match="was recorded with fps 20, but now it is 10"):
         begin(fps=10, about={"seed": 1}, resume=True)

@@ -80,9 +80,9 @@ def test_a_column_of_texts_tells_them_by_its_name(tmp_path):
     told = dataset.telling("doing")
     assert spelt(subtasks_of(told)) == [list(each) for each in TOLD]
     assert told.digest != dataset.digest
-    with pytest.raises(DatasetError, match=r"'action'.* tells no subtasks"):
+    with pytest.raises(DatasetError, match=r"'action'.* cannot hold subtasks"):
         dataset.telling("action")
-    with pytest.raises(DatasetError, match=r"'acts'.* is not there"):
+    with pytest.raises(DatasetError, match=r"'acts'.* does not exist"):
         dataset.telling("acts")
 
 
@@ -122,7 +122,7 @@ def test_indices_without_their_texts_are_a_warning(tmp_path):
     path = write(tmp_path / "set")
     (path / "meta/subtasks.parquet").unlink()
     assert subtasks_of(open_dataset(path)) is None
-    found = [p for p in validate(path) if "no subtask is learnt" in p.message]
+    found = [p for p in validate(path) if "no subtasks are learnt" in p.message]
     assert [p.severity for p in found] == ["warning"]
 
 

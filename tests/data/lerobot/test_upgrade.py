@@ -235,11 +235,11 @@ def cut_after(path, frames):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda p: cut_after(p, 1), "frames: holds 1 whole frames of 5"),
+        (lambda p: cut_after(p, 1), "frames: holds only 1 intact frames of 5"),
         (lambda p: p.write_bytes(p.read_bytes()[:200]), "file: cannot be copied"),
         (
             lambda p: shutil.copy(p, p.with_name("episode_000003.mp4")),
-            "frames: holds 5 whole frames of 9",
+            "frames: holds only 5 intact frames of 9",
         ),
     ],
 )

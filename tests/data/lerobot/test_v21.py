@@ -71,7 +71,7 @@ def test_wide_times_are_cast_and_frames_without_numbers_counted(groots, recorded
     assert set(compute(older)) == set(compute(newer)) - {"frame_index"}
     (problem,) = validate(groots)
     assert problem.severity == "warning"
-    assert "column 'frame_index': is missing, so that frames are counted" in problem.message
+    assert "column 'frame_index': is missing, so frames are numbered" in problem.message
     upgrade(groots, tmp_path / "new")
     assert validate(tmp_path / "new") == []
 
@@ -109,7 +109,7 @@ def test_a_camera_without_a_file_is_absent_from_that_episode(old, episodes):
     assert np.argwhere(~dataset.present).tolist() == [[2, 1]]
     assert set(dataset.episode(2)) >= {FRONT, "action"}
     assert WRIST not in dataset.episode(2)
-    with pytest.raises(MissingFileError, match="episode 2 has no video of it"):
+    with pytest.raises(MissingFileError, match="episode 2 has no video from it"):
         dataset.frames(2, WRIST)
     assert len(dataset.frames(3, WRIST)) == LENGTHS[3]
 
@@ -154,14 +154,14 @@ def test_only_files_of_selected_episodes_are_needed(old, episodes):
         ),
         (
             lambda root: (root / "meta/episodes.jsonl").write_text('{"episode_index": "a"}\n'),
-            r"episodes\.jsonl, file: is no JSON lines",
+            r"episodes\.jsonl, file: does not hold JSON lines",
         ),
         (
             lambda root: edit_lines(
                 root / "meta/episodes.jsonl",
                 lambda rows: [{"episode_index": row["episode_index"]} for row in rows],
             ),
-            r"episodes\.jsonl, key 'length': is missing in a line",
+            r"episodes\.jsonl, key 'length': is missing in one or more of",
         ),
         (
             lambda root: (root / "meta/tasks.jsonl").unlink(),

@@ -135,7 +135,9 @@ def edit_interrupted(source, out):
 def test_what_an_edit_has_begun_is_not_lost_to_another_command(make, recorded, episodes, tmp_path):
     begun = edit_interrupted(recorded, tmp_path / "a")
     v21 = write_v21(tmp_path / "v21", episodes[:1], FEATURES, 20)
-    with pytest.raises(ValueError, match=r"a\.partial: is in the way and holds what another"):
+    with pytest.raises(
+        ValueError, match=r"a\.partial: is in the way and holds the unfinished work"
+    ):
         make(v21, tmp_path / "a")
     assert begun == {path: path.read_bytes() for path in begun}
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.partial", "v21"]
@@ -151,7 +153,9 @@ def test_an_edit_that_begins_while_its_place_is_recorded_is_not_lost(recorded, e
             begun.update(edit_interrupted(tmp_path / "a", tmp_path / "a"))
 
     begun = {}
-    with pytest.raises(ValueError, match=r"a\.partial: is in the way and holds what another"):
+    with pytest.raises(
+        ValueError, match=r"a\.partial: is in the way and holds the unfinished work"
+    ):
         record()
     assert begun
     assert begun == {path: path.read_bytes() for path in begun}
@@ -231,7 +235,7 @@ def test_a_feature_that_cannot_be_written_is_refused(tmp_path, feature, message)
 
 
 def test_a_robot_that_no_reader_takes_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="Robot 'arm/left' is no name for files to have"):
+    with pytest.raises(ValueError, match="Robot 'arm/left' cannot be used as a file name"):
         DatasetWriter(tmp_path / "a", fps=20, features=FEATURES, robot_type="arm/left")
     assert list(tmp_path.iterdir()) == []
 

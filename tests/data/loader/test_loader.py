@@ -265,7 +265,7 @@ def test_rows_that_do_not_divide_among_hosts_are_refused():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"frames": replace(TWO, image_size=16)}, "two: its pictures have 16 pixels a side"),
+        ({"frames": replace(TWO, image_size=16)}, "two: its images have 16 pixels a side"),
         ({"cameras": ("wrist", "side")}, r"the feed asks for \['wrist', 'side'\]"),
         ({"cameras": ("wrist",)}, r"for each camera of embodiment 'both' \(wrist, front\)"),
         ({"actions": ("torque",)}, "has no column torque, only observation.state, action"),

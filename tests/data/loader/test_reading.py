@@ -106,7 +106,7 @@ def test_a_damaged_shard_of_a_frame_store_is_named_or_skipped(recorded, tmp_path
             batch, info = next(loader)
             assert info.skipped == info.samples[store.name] > 0
             assert not batch.weight.any()
-            assert caplog.text.count("Its samples are skipped") == 1
+            assert caplog.text.count("Samples that cannot be read because of this are skipped") == 1
         else:
             with pytest.raises(DatasetError, match=shard.name):
                 next(loader)
@@ -161,7 +161,7 @@ def test_unreadable_samples_are_masked_and_all_others_stay(waits, caplog, fails)
             assert not batch.images[changed].any()
             assert changed.sum() == (info.skipped if fails == "wrist" else 0)
     assert skipped > 0
-    assert caplog.text.count("Its samples are skipped") == 1
+    assert caplog.text.count("Samples that cannot be read because of this are skipped") == 1
 
 
 def test_what_was_given_up_is_not_waited_for_again(waits):

@@ -246,7 +246,7 @@ def test_a_transform_changes_dims_and_statistics_and_reaches_other_processes(tmp
     state, actions = pickle.loads(pickle.dumps(transform))(chunk[:, 0], chunk)
     assert state.shape == (2, 3)
     assert (actions == 2).all()
-    with pytest.raises(ValueError, match=r"mine\.py: torn made arrays of shape"):
+    with pytest.raises(ValueError, match=r"mine\.py: torn returned arrays of shape"):
         mix(Mixture((replace(config, transform=f"{tmp_path}/mine.py:torn"),)), [A], 4)
     with pytest.raises(ValueError, match=r"mine\.py has no function 'absent'"):
         mix(Mixture((replace(config, transform=f"{tmp_path}/mine.py:absent"),)), [A], 4)
@@ -290,7 +290,7 @@ def test_paraphrases_are_added_and_an_empty_prompt_is_replaced(tmp_path):
     assert again.frames.prompts == feed.frames.prompts
     np.testing.assert_array_equal(again.frames.column(STATE, np.arange(3)), columns(A)[0][:3])
     file.write_text(json.dumps({"pull": ["tug"]}))
-    with pytest.raises(ValueError, match=r"told\.json: knows none of .*'push'"):
+    with pytest.raises(ValueError, match=r"told\.json: has none of .*'push'"):
         mix(Mixture((config,)), [silent], 4)
     file.write_text(json.dumps({"push": "shove"}))
     with pytest.raises(ValueError, match=r"told\.json: expected a table"):
@@ -356,7 +356,7 @@ def test_a_mixture_reads_from_json_and_toml_with_paths_beside_it(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", r"m\.json: is no JSON"),
+        ("{", r"m\.json: is not valid JSON"),
         ("{}", r"m\.json does not describe a Mixture: .*missing fields \['datasets'\]"),
         ('{"datasets": {}}', r"m\.json\.datasets is \{\}, expected list"),
         ('{"datasets": [{}]}', r"m\.json\.datasets\[0\] .*missing fields \['path'\]"),
@@ -397,11 +397,11 @@ def test_a_mistake_in_the_file_is_named_with_its_field(tmp_path, text, message):
         (Mixture((replace(OF_A, weight=0.0),)), "a: weight is 0.0"),
         (
             Mixture((replace(OF_A, weight=((9, 1.0), (8, 0.0))),)),
-            r"a: weight is \(\(9, 1\.0\), \(8, 0\.0\)\); give points .* steps rise, from 0 on, or",
+            r"a: weight is \(\(9, 1\.0\), \(8, 0\.0\)\); give points .* increasing steps, from 0",
         ),
         (
             Mixture((replace(OF_A, weight=((9, 0.0),)),)),
-            "a: weight is .*; give no weight below 0, and",
+            "a: weight is .*; give weights of 0 or more, at",
         ),
         (
             Mixture((replace(OF_A, weight=((0, 1.0), (9, 0.0))),)),

@@ -161,23 +161,29 @@ def test_a_column_is_the_same_before_and_after_a_dataset_is_decoded(tmp_path, co
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("{", r"weights\.json, file: is no JSON .*; write it again"),
+        ("{", r"weights\.json, file: is not valid JSON .*; write it again"),
         ([1.0], r"weights\.json, file: is \[1\.0\]; expected \{\"episodes\""),
         ({"weights": {}}, r"weights\.json, file: is .*expected"),
         ({"default": "1"}, r"weights\.json, default: is '1'; give a number"),
         ({"default": True}, r"weights\.json, default: is True; give a number"),
         ({"episodes": [1.0]}, r"episodes: is \[1\.0\]; expected a table"),
-        ({"episodes": {"4": 1}}, r"episodes\.'4': is of no episode; there are 0 to 3"),
-        ({"episodes": {"-1": 1}}, r"episodes\.'-1': is of no episode"),
-        ({"episodes": {"01": 1}}, r"episodes\.'01': is of no episode"),
+        ({"episodes": {"4": 1}}, r"episodes\.'4': is not an episode; there are 0 to 3"),
+        ({"episodes": {"-1": 1}}, r"episodes\.'-1': is not an episode"),
+        ({"episodes": {"01": 1}}, r"episodes\.'01': is not an episode"),
         ({"episodes": {"1": None}}, r"episodes\.1: is None; give a number, or a list"),
         ({"episodes": {"1": [1, "2"]}}, r"episodes\.1: is \[1, '2'\]; give a number"),
-        ({"episodes": {"1": [1] * 11}}, r"episodes\.1: has 11 weights, but the episode 12 frames"),
-        ({"episodes": {"1": -2}}, r"weights: says -2 of episode 1, frame 0; give 0 or more"),
-        ({"episodes": {"2": [1, 1, 1, -0.5, 1]}}, r"says -0\.5 of episode 2, frame 3"),
-        ('{"episodes": {"1": NaN}}', r"weights: says nan of episode 1, frame 0"),
-        ('{"episodes": {"1": 1e999}}', r"weights: says inf of episode 1, frame 0"),
-        ({"default": 0}, r"weights: is 0 of all frames chosen; give some of them more"),
+        (
+            {"episodes": {"1": [1] * 11}},
+            r"episodes\.1: has 11 weights, but the episode has 12 frames",
+        ),
+        (
+            {"episodes": {"1": -2}},
+            r"weights: is -2 for episode 1, frame 0; give each frame 0 or more",
+        ),
+        ({"episodes": {"2": [1, 1, 1, -0.5, 1]}}, r"is -0\.5 for episode 2, frame 3"),
+        ('{"episodes": {"1": NaN}}', r"weights: is nan for episode 1, frame 0"),
+        ('{"episodes": {"1": 1e999}}', r"weights: is inf for episode 1, frame 0"),
+        ({"default": 0}, r"weights: is 0 for all chosen frames; give some of them more"),
     ],
 )
 def test_a_mistake_in_a_file_of_weights_is_named_with_its_remedy(tmp_path, value, message):
@@ -186,7 +192,9 @@ def test_a_mistake_in_a_file_of_weights_is_named_with_its_remedy(tmp_path, value
 
 
 def test_a_file_of_weights_that_is_missing_is_named():
-    with pytest.raises(FileNotFoundError, match=r"none\.json: no such file of weights; correct"):
+    with pytest.raises(
+        FileNotFoundError, match=r"none\.json: this file of weights does not exist; correct"
+    ):
         made(DatasetConfig("a", weights="none.json"))
 
 
@@ -200,10 +208,10 @@ def test_a_column_of_weights_must_be_there_and_have_one_number_a_frame():
 def test_a_bad_number_in_a_column_is_named_by_its_frame(bad, told):
     column = np.ones(FRAMES)
     column[20] = bad
-    named = rf"a, column 'gripper', named by 'weights': says {told} of episode 2, frame 1; give 0"
+    named = rf"a, column 'gripper', named by 'weights': is {told} for episode 2, frame 1; give each"
     with pytest.raises(ValueError, match=named):
         made(DatasetConfig("a", weights="gripper"), weighed(column))
-    with pytest.raises(ValueError, match=r"column 'gripper'.*: is 0 of all frames chosen"):
+    with pytest.raises(ValueError, match=r"column 'gripper'.*: is 0 for all chosen frames"):
         made(DatasetConfig("a", weights="gripper"), weighed(np.zeros(FRAMES)))
 
 

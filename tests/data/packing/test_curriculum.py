@@ -181,13 +181,13 @@ def test_typical_and_largest_weights():
     [
         (0.0, "give a positive number"),
         (float("nan"), "give a positive number"),
-        ((), "whose steps rise"),
-        (((5, 1.0), (5, 2.0)), "whose steps rise"),
-        (((5, 1.0), (4, 2.0)), "whose steps rise"),
-        (((-1, 1.0),), "whose steps rise, from 0 on"),
-        (((0, 1.0), (4, -2.0)), "no weight below 0, and one above it"),
-        (((0, 0.0), (4, 0.0)), "no weight below 0, and one above it"),
-        (((0, 1.0), (4, float("nan"))), "no weight below 0, and one above it"),
+        ((), "with increasing steps"),
+        (((5, 1.0), (5, 2.0)), "with increasing steps"),
+        (((5, 1.0), (4, 2.0)), "with increasing steps"),
+        (((-1, 1.0),), "with increasing steps, from 0 on"),
+        (((0, 1.0), (4, -2.0)), "weights of 0 or more, at least one above 0"),
+        (((0, 0.0), (4, 0.0)), "weights of 0 or more, at least one above 0"),
+        (((0, 1.0), (4, float("nan"))), "weights of 0 or more, at least one above 0"),
     ],
 )
 def test_a_weight_that_cannot_be_is_refused_with_its_remedy(weight, remedy):

@@ -151,7 +151,7 @@ def test_the_folder_above_a_version_will_do(copy: Path, caplog: pytest.LogCaptur
     dataset = open_rlds(str(copy.parent), cache_dir=copy.parent / "cache")
     assert dataset.root == copy
     assert dataset.fps == 10
-    assert "RLDS does not know steps a second" in caplog.text
+    assert "RLDS does not store a frame rate" in caplog.text
 
 
 @pytest.mark.parametrize("byte", [0, 9, 500, -1])
@@ -170,7 +170,7 @@ def test_a_damaged_array_record_is_named(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[18709:18711] = bytes(2)
     path.write_bytes(content)
-    with pytest.raises(DatasetError, match="00000-of-00001, file: is no sound ArrayRecord"):
+    with pytest.raises(DatasetError, match="00000-of-00001, file: is not a valid ArrayRecord"):
         opened(root)
 
 
@@ -224,7 +224,7 @@ def test_lerobots_opener_knows_rlds(copy: Path) -> None:
 
 
 def test_a_folder_without_rlds_and_an_unknown_split_are_errors(copy: Path) -> None:
-    with pytest.raises(MissingFileError, match="so this is no RLDS dataset"):
+    with pytest.raises(MissingFileError, match="so this is not an RLDS dataset"):
         open_rlds(copy.parent.parent / "nothing")
     with pytest.raises(DatasetError, match=r"splits: has no 'test'; there are \['train'\]"):
         _ = open_rlds(copy, fps=15, split="test", cache_dir=copy).lengths

@@ -63,7 +63,7 @@ def test_a_pause_shorter_than_asked_for_is_no_stretch(dataset):
 
 
 def test_columns_that_tell_nothing_are_named(dataset):
-    with pytest.raises(ValueError, match="no column 'wheels' of numbers"):
+    with pytest.raises(ValueError, match="no numeric column 'wheels'"):
         list(find_idle(dataset, IdleLimits(), ["wheels"]))
     with pytest.raises(ValueError, match=r"still is 1 and seconds 1; give"):
         IdleLimits(still=1)
@@ -111,15 +111,15 @@ def test_runs_are_cut_where_ranges_end():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"frames": 5}, "is of a dataset with 5 frames, but this one has 14"),
+        ({"frames": 5}, "was made for a dataset with 5 frames, but this one has 14"),
         (
             {"lengths": digest_of_lengths(np.array([6, 8]))},
-            "is of a dataset with as many frames, but episodes of other lengths",
+            "was made for a dataset with as many frames but other episode lengths",
         ),
         ({"keep": []}, "has no table 'keep'"),
-        ({"keep": {"0": [[3, 9]]}}, "keep says .* of episode '0'"),
-        ({"keep": {"0": [[3, 2]]}}, "keep says"),
-        ({"keep": {"<b>": []}}, "keep says"),
+        ({"keep": {"0": [[3, 9]]}}, "keep has .* for episode '0'"),
+        ({"keep": {"0": [[3, 2]]}}, "keep has"),
+        ({"keep": {"<b>": []}}, "keep has"),
         ({"keep": {"0": [], "1": []}}, "keeps no frame at all"),
     ],
 )
@@ -128,7 +128,7 @@ def test_a_file_of_frames_that_does_not_fit_is_refused(change, message, tmp_path
     path.write_text(json.dumps({"episodes": 2, "frames": 14, "keep": {}} | change))
     with pytest.raises(ValueError, match=message):
         read_kept(str(path), np.array([8, 6]))
-    with pytest.raises(FileNotFoundError, match="no such file of frames"):
+    with pytest.raises(FileNotFoundError, match="this file of frames does not exist"):
         read_kept(str(tmp_path / "none"), np.array([8, 6]))
 
 

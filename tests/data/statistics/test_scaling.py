@@ -44,7 +44,7 @@ def test_narrow_dimensions_are_those_that_the_normalizer_warns_of():
     found = narrow(describe(values))
     assert set(found) == {1, 2}
     assert "hardly changes (7..7)" in found[1]
-    assert "98 % of its values lie in 0..0 but all of them in 0..1" in found[2]
+    assert "98 % of its values lie in 0..0 but all of them lie in 0..1" in found[2]
 
 
 def test_z_scores_have_mean_0_and_deviation_1_and_min_max_ends_at_1():

@@ -118,7 +118,7 @@ def test_a_column_with_holes_is_left_out_with_a_warning_unless_asked_for(tmp_pat
     pq.write_table(table.set_column(at, "action", pa.array(values, table["action"].type)), file)
     with caplog.at_level(logging.WARNING):
         stats = compute(open_dataset(root))
-    assert "action is not finite (NaN or infinite) in 1 of 6 frames and left out" in caplog.text
+    assert "action is not finite (NaN or infinite) in 1 of 6 frames and is left out" in caplog.text
     assert "action" not in stats
     assert stats["observation.state"]["count"] == [6]
     with pytest.raises(ValueError, match=r"/d: action is not finite .* in 1 of 6 frames; repair"):

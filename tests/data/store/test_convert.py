@@ -173,7 +173,9 @@ def test_an_absent_camera_stores_nothing(dataset, tmp_path, encoding):
 
 def test_a_folder_of_something_else_is_left_alone(dataset, tmp_path):
     (tmp_path / "thesis.tex").write_text("\\documentclass")
-    with pytest.raises(ValueError, match=r"holds 'thesis\.tex', which is not of the store"):
+    with pytest.raises(
+        ValueError, match=r"holds 'thesis\.tex', which does not belong to the store"
+    ):
         build_store(dataset, tmp_path, 16)
 
 
@@ -185,7 +187,7 @@ def test_an_unfinished_store_of_other_settings_is_refused(dataset, tmp_path):
     folder = LocalFolder(tmp_path / "s")
     with running(tables_only), pytest.raises(KeyboardInterrupt):
         convert.convert(dataset, folder, SETTINGS)
-    with pytest.raises(ValueError, match=r"holds 'parts/.*-tables\.json', which is not of"):
+    with pytest.raises(ValueError, match=r"holds 'parts/.*-tables\.json', which does not belong"):
         convert.convert(dataset, folder, Settings(24))
 
 

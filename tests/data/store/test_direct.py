@@ -132,7 +132,8 @@ def test_a_damaged_picture_in_the_parquet_is_named(tmp_path):
     content[200] ^= 1
     stored.write_bytes(content)
     with pytest.raises(
-        DatasetError, match=rf"lerobot_png, camera '{camera}', episode 0, frame 0: is no readable"
+        DatasetError,
+        match=rf"lerobot_png, camera '{camera}', episode 0, frame 0: is not a readable",
     ):
         shown(frames, [5, 0], camera)
     assert shown(frames, [5], camera).any()
@@ -310,12 +311,12 @@ def test_damaged_packets_are_an_error_that_names_the_frame(tmp_path):
 
 def test_other_files_than_videos_are_refused_by_name(tmp_path):
     (tmp_path / "text.mp4").write_bytes(b"no video" * 100)
-    with pytest.raises(DatasetError, match=r"text\.mp4, file: is no readable video"):
+    with pytest.raises(DatasetError, match=r"text\.mp4, file: is not a readable video"):
         seek_table(tmp_path / "text.mp4", tmp_path)
     path = tmp_path / "unknown.mp4"
     write_video(path, "libx264", {}, 3)
     path.write_bytes(path.read_bytes().replace(b"avc1", b"zzzz"))
-    with pytest.raises(DatasetError, match=r"unknown\.mp4, file: is no readable video"):
+    with pytest.raises(DatasetError, match=r"unknown\.mp4, file: is not a readable video"):
         seek_table(path, tmp_path)
     with pytest.raises(MissingFileError, match=r"none\.mp4, file: is missing"):
         seek_table(tmp_path / "none.mp4", tmp_path)

@@ -107,7 +107,7 @@ FILES = (
 def test_a_list_of_files_that_is_none_is_refused(content: str, store: Path) -> None:
     (store / "files.json").write_text(content)
     described(store, {})
-    refused(store, r"files\.json, files: .*(recursion|no |list)")
+    refused(store, r"files\.json, files: .*(recursion|not |list)")
 
 
 PROMPTS = (DEEP, "7", "{}", '["lift"]', "[[]]", "[[3]]", "[null]", "[[[]]]", "\xff", "[]")

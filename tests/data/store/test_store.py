@@ -201,7 +201,7 @@ def test_a_store_of_every_third_frame_has_those_pictures_and_all_numbers(encodin
         assert np.array_equal(read(store, rows, FRONT), read(whole, rows, FRONT))
         assert np.array_equal(store.column("action", rows + 1), whole.column("action", rows + 1))
     with pytest.raises(
-        ValueError, match="one picture for 3 frames of an episode, and none of frame 1;"
+        ValueError, match="one image for every 3 frames of an episode, and none for frame 1;"
     ):
         read(sparse, [0, 1], FRONT)
     verify(sparse)

@@ -80,22 +80,22 @@ HOSTILE = {
     "statistics nested deep": (
         lambda r: (r / "meta/stats.json").write_text("[" * 10**5),
         "file",
-        "is no JSON (maximum recursion",
+        "is not valid JSON (maximum recursion",
     ),
     "statistics beyond numbers": (
         lambda r: edit_statistics(r, "action", mean=10**400),
         "'action', 'mean'",
-        "is not 3 numbers",
+        "does not have 3 numbers",
     ),
     "spread beyond numbers": (
         lambda r: edit_statistics(r, FRONT, std=[10**400]),
         f"'{FRONT}', 'std'",
-        "holds no 3 numbers",
+        "does not have 3 numbers",
     ),
     "rate of 5000 digits": (
         lambda r: replace_text(r, INFO, '"fps": 20', f'"fps": 2{"0" * 4999}'),
         "file",
-        "is no JSON (Exceeds the limit",
+        "is not valid JSON (Exceeds the limit",
     ),
     "rate of 4000 digits": (
         lambda r: replace_text(r, INFO, '"fps": 20', f'"fps": 2{"0" * 3999}'),
@@ -148,7 +148,7 @@ NAN_ROW = [0.0, float("nan"), 0.0]
 DAMAGES = {
     "missing video": (lambda r: (r / VIDEO).unlink(), VIDEO, "missing"),
     "truncated video": (lambda r: cut(r, VIDEO, 0.6), VIDEO, "frames: holds"),
-    "video without index": (lambda r: cut(r, VIDEO, 0.01), VIDEO, "no readable video"),
+    "video without index": (lambda r: cut(r, VIDEO, 0.01), VIDEO, "not a readable video"),
     "empty dataset": (empty, INFO, "total_episodes: is 0"),
     "doubles for floats": (
         lambda r: edit_column(r, PARQUET, "action", lambda v, k: (v, pa.list_(pa.float64(), 3))),
@@ -167,13 +167,13 @@ DAMAGES = {
         PARQUET,
         "column 'observation.state': is missing",
     ),
-    "parquet cut off": (lambda r: cut(r, PARQUET, 0.5), PARQUET, "no readable parquet"),
+    "parquet cut off": (lambda r: cut(r, PARQUET, 0.5), PARQUET, "not a readable parquet"),
     "wrong width": (
         lambda r: edit_column(
             r, PARQUET, "action", lambda v, k: ([x[:2] for x in v], pa.list_(pa.float32()))
         ),
         PARQUET,
-        "column 'action': has 0 empty values and 106 values in 53 rows",
+        "column 'action': has 0 empty values and 106 values in all for 53 rows",
     ),
     "empty value": (
         lambda r: edit_column(r, PARQUET, "timestamp", change(3, None)),
@@ -207,19 +207,19 @@ DAMAGES = {
     "task without text": (
         lambda r: edit_column(r, TASKS, "__index_level_0__", change(1, "")),
         TASKS,
-        "task_index 1: has no text",
+        "task_index 1: is the task of episode 1 but has no text",
     ),
     "unknown task": (
         lambda r: edit_column(r, PARQUET, "task_index", lambda v, k: ([9] * len(v), pa.int64())),
         TASKS,
-        "task_index 9: has no text",
+        "task_index 9: is the task of episode 0 but has no text",
     ),
     "fewer frames than promised": (
         lambda r: edit_info(r, total_frames=99),
         INFO,
         "total_frames: is 99",
     ),
-    "broken JSON": (lambda r: cut(r, INFO, 0.5), INFO, "is no JSON"),
+    "broken JSON": (lambda r: cut(r, INFO, 0.5), INFO, "is not valid JSON"),
     "JSON of another kind": (lambda r: (r / INFO).write_text("[1]"), INFO, "codebase_version"),
     "older version": (lambda r: edit_info(r, codebase_version="v1.6"), INFO, "is 'v1.6'"),
     "features without shape": (
@@ -364,11 +364,11 @@ def edit_statistics(root, name, **changes):
 
 STATISTICS = {
     "picture spread of 0": (FRONT, {"std": [[[0.0]], [[0.1]], [[0.1]]]}, "is 0 in channel 0"),
-    "averaged quantiles": ("action", {"q01": [-0.5, -0.5, -0.5]}, "averages those of the episodes"),
-    "minimum of other rows": ("action", {"min": [-9, -1, -1]}, "is -9 in dimension 0 where the"),
+    "averaged quantiles": ("action", {"q01": [-0.5, -0.5, -0.5]}, "averages the quantiles of"),
+    "minimum of other rows": ("action", {"min": [-9, -1, -1]}, "is -9 in dimension 0, but in the"),
     "mean of other rows": ("observation.state", {"mean": [0, 0, 9, 0]}, "is 9 in dimension 2"),
-    "nothing": ("action", {"mean": None}, "is not 3 numbers"),
-    "text": (FRONT, {"std": "wide"}, "holds no 3 numbers"),
+    "nothing": ("action", {"mean": None}, "does not have 3 numbers"),
+    "text": (FRONT, {"std": "wide"}, "does not have 3 numbers"),
 }
 
 
@@ -405,13 +405,18 @@ def test_scrambled_row_ranges_are_a_warning(copy):
     edit_column(copy, EPISODES, "dataset_from_index", change(2, 3))
     (problem,) = validate(copy)
     assert problem.severity == "warning"
-    assert "column 'dataset_from_index': is 3 for episode 2, whose rows say 19" in problem.message
+    assert "column 'dataset_from_index': is 3 for episode 2, but its rows say 19" in problem.message
 
 
 TIMES = f"videos/{WRIST}/from_timestamp"
 STARTS = {
-    "a third of a frame off": (2, 0.95 + 0.017, "warning", "is 0.34 frames off the frame that"),
-    "two frames early": (2, 0.95 - 0.1, "error", "lets episode 2 begin 2 frames before"),
+    "a third of a frame off": (
+        2,
+        0.95 + 0.017,
+        "warning",
+        "is 0.34 frames away from the first frame",
+    ),
+    "two frames early": (2, 0.95 - 0.1, "error", "the start of episode 2 2 frames before"),
     "late": (5, 2.25 + 0.2, "error", "ends 4 frames before episode 5 does"),
 }
 
@@ -436,7 +441,7 @@ def test_a_place_that_no_video_has_is_an_error_of_the_metadata(copy, start):
 def test_a_recording_that_was_killed_leaves_a_parquet_without_footer(copy):
     (copy / PARQUET).write_bytes((copy / PARQUET).read_bytes()[:-8])
     errors = [p for p in validate(copy) if p.severity == "error"]
-    assert any("no readable parquet" in p.message for p in errors)
+    assert any("not a readable parquet" in p.message for p in errors)
 
 
 def test_what_one_column_lacks_does_not_hide_what_others_do(copy):
@@ -506,14 +511,14 @@ def test_a_video_longer_than_its_episode_is_a_warning(older):
     (problem,) = validate(older)
     assert problem.severity == "warning"
     assert problem.file == str(older / OLDER)
-    assert "but episode 2 has 5; the last ones are not read" in problem.message
+    assert "but episode 2 has 5; the extra frames are not read" in problem.message
 
 
 def test_a_video_shorter_than_its_episode_is_an_error(older):
     shutil.copy(older / OLDER, older / OLDER.replace("000002", "000003"))
     (problem,) = validate(older)
     assert problem.severity == "error"
-    assert "holds 5 frames of the 9 that the episodes in it have" in problem.message
+    assert "holds 5 of the 9 frames that its episodes have" in problem.message
 
 
 def test_an_rlds_dataset_is_checked_alike():
@@ -584,4 +589,4 @@ def test_checking_says_what_it_does_and_how_far_it_is(recorded):
     steps = {what: (done, total) for what, done, total in said}
     assert steps["Values and numbering"] == (53, 53)
     assert steps[f"Videos of {WRIST}"] == (6, 6)
-    assert f"Pictures of {FRONT}" in steps
+    assert f"Images of {FRONT}" in steps

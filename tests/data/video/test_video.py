@@ -216,13 +216,13 @@ def test_a_truncated_file_has_fewer_packets_and_an_error_where_it_ends(clip):
     assert 0 < count_packets(clip) < 60
     with VideoReader(clip) as reader:
         assert reader.read(0.0, 5, FPS).shape == (5, SIZE, SIZE, 3)
-        with pytest.raises(DatasetError, match="truncated or damaged"):
+        with pytest.raises(DatasetError, match="cut off or damaged"):
             reader.read(0.0, 60, FPS)
 
 
 def test_a_file_without_its_index_is_no_video(clip):
     clip.write_bytes(clip.read_bytes()[:200])
-    with pytest.raises(DatasetError, match=r"clip\.mp4, file: is no readable video"):
+    with pytest.raises(DatasetError, match=r"clip\.mp4, file: is not a readable video"):
         VideoReader(clip)
 
 

@@ -187,7 +187,7 @@ def test_two_datasets_are_drawn_beside_each_other_with_what_differs(tmp_path):
     _, page = page_of(first, tmp_path / "page", against=second)
     assert page.count('class="b"') == 1 + 4
     assert "1 of the second&#x27;s 2 prompts are not in the first" in page
-    assert "lies outside of the first in 100 %" in page
+    assert "is outside the first&#x27;s range in 100 %" in page
 
 
 @needs_browser

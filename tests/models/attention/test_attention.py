@@ -257,9 +257,9 @@ def test_every_row_says_what_speaks_against_it():
 
 
 def test_a_named_row_that_cannot_serve_says_why_instead_of_another_running():
-    with pytest.raises(ValueError, match=r"'pallas' cannot serve this: needs an NVIDIA GPU.*cpu"):
+    with pytest.raises(ValueError, match=r"'pallas' cannot compute this: needs an NVIDIA GPU.*cpu"):
         attend(*case(0), implementation="pallas")
-    with pytest.raises(ValueError, match=r"'tokamax' is left out: .*log-sum-exp"):
+    with pytest.raises(ValueError, match=r"'tokamax' is not supported: .*log-sum-exp"):
         attend(*case(0), implementation="tokamax")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"'flash3'.*dense"):
         attend(*case(0), implementation="flash3")  # type: ignore[arg-type]

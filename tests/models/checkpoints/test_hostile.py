@@ -305,12 +305,12 @@ def test_a_pipe_or_device_in_a_checkpoint_is_refused_and_not_waited_for(name, sa
         path = shutil.copytree(saved / "folders", tmp_path / f"it{len(list(tmp_path.iterdir()))}")
         (path / name).unlink()
         make(path / name)
-        with pytest.raises(ValueError, match="is no regular file"):
+        with pytest.raises(ValueError, match="is not a regular file"):
             open_orbax(path)
-        with pytest.raises(ValueError, match="is no regular file"):
+        with pytest.raises(ValueError, match="is not a regular file"):
             digests.digest_files(path, digests.names(path))
         digests.write_digests(path, dict.fromkeys(digests.names(path), (0, "0" * 16)))
-        assert f"{path / name} cannot be read: it is no regular file." in digests.damage(path)
+        assert f"{path / name} cannot be read: it is not a regular file." in digests.damage(path)
 
 
 def test_a_manifest_of_damaged_bytes_is_refused_by_its_folder(saved, tmp_path):
@@ -460,6 +460,6 @@ def test_a_pickle_under_any_name_is_never_run(tmp_path, saved):
         file.write_bytes(bomb)
     with pytest.raises(ValueError, match=str(path)):
         open_orbax(path)
-    with pytest.raises(ValueError, match="no SentencePiece model"):
+    with pytest.raises(ValueError, match="not a SentencePiece model"):
         SentencePiece.read(path / "params" / "manifest.ocdbt")
     assert not ran.exists()

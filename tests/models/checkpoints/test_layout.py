@@ -121,5 +121,5 @@ def test_parameters_that_a_format_cannot_hold_are_listed():
 
 def test_an_array_is_not_written_without_one_of_its_components():
     table = Table((Rule("k", "kv", "[0] w -> w"), Rule("v", "kv", "[1] w -> w")))
-    with pytest.raises(ValueError, match="k alone in kv"):
+    with pytest.raises(ValueError, match="k without the rest of kv"):
         their_arrays(table, {"k": (3,)}, "It")

@@ -138,7 +138,7 @@ def test_damaged_files_are_refused_with_what_is_wrong(tmp_path):
     (tmp_path / "short").write_bytes(b"\xff\xff\0\0\0\0\0\0{")
     (tmp_path / "empty").write_bytes(b"")
     for name in ("short", "empty"):
-        with pytest.raises(ValueError, match="ends in its header"):
+        with pytest.raises(ValueError, match="ends within its header"):
             open_safetensors(tmp_path / name)
     with pytest.raises(FileNotFoundError, match=r"neither model\.safetensors\.index\.json nor"):
         open_safetensors(tmp_path)

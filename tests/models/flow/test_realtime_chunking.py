@@ -231,9 +231,9 @@ def test_groot_continues_in_its_own_units(tmp_path):
 @pytest.mark.parametrize(
     ("previous", "committed", "message"),
     [
-        ([np.zeros((7, 2))], 0, r"previous is \[7, 2\]; expected at most 6 steps of 2 dims"),
-        ([np.zeros((3, 4))], 0, r"previous is \[3, 4\]"),
-        ([np.zeros(3)], 0, r"previous is \[3\]"),
+        ([np.zeros((7, 2))], 0, r"previous has shape \[7, 2\]; expected at most 6 steps of 2 dims"),
+        ([np.zeros((3, 4))], 0, r"previous has shape \[3, 4\]"),
+        ([np.zeros(3)], 0, r"previous has shape \[3\]"),
         ([np.full((3, 2), np.nan)], 0, "not finite"),
         ([np.zeros((3, 2))], 4, "committed is 4, but previous has 3 actions"),
         ([np.zeros((3, 2))], -1, "committed is -1"),

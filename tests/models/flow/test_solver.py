@@ -107,7 +107,7 @@ def test_actions_that_are_given_stay_and_the_others_are_of_the_second_order():
 
 def test_guided_chunks_take_ab2_only_in_as_many_steps_as_guidance_draws_hard():
     wanted = Guidance(jnp.ones_like(START), jnp.ones_like(START), 5.0)
-    with pytest.raises(ValueError, match=r"'ab2' with 4 steps, .* up to 5; take at least as many"):
+    with pytest.raises(ValueError, match=r"'ab2' with 4 steps, .* up to 5; use at least as many"):
         flow.integrate(curved, START, 4, wanted, "ab2")
     end = np.asarray(flow.integrate(curved, START, 2000, wanted))
     euler, ab2 = (

@@ -385,7 +385,7 @@ def test_unknown_missing_and_misshapen_tensors_are_told_in_one_message():
         match(TABLE, shapes, ours, "checkpoint")
     assert "mask_token" not in str(told.value)
     source = dataclasses.replace(SOURCE, arrays={"a": np.zeros(1)})
-    with pytest.raises(ValueError, match="not a whole GR00T"):
+    with pytest.raises(ValueError, match="not a complete GR00T"):
         checkpoint.config(source, VALUES)
 
 
@@ -441,9 +441,9 @@ def test_a_prefix_packed_by_us_is_the_one_that_the_ports_inputs_make():
     ("change", "message"),
     [
         ({"image_sample": np.asarray([0, 0, 0, 1, 1, 2])}, "18 image tokens .* 3 views"),
-        ({"embodiment_id": np.asarray([0, 1, 5])}, "embodiment_id holds 5; this model has 0 to 4"),
+        ({"embodiment_id": np.asarray([0, 1, 5])}, "embodiment_id holds 5; expected 0 to 4"),
         ({"state": np.zeros((3, 9), np.float32)}, r"state has shape \[3, 9\]"),
-        ({"images": np.zeros((6, 12, 12, 3), np.float32)}, "give uint8 pixels"),
+        ({"images": np.zeros((6, 12, 12, 3), np.float32)}, "expected uint8 pixels"),
     ],
 )
 def test_inputs_that_do_not_fit_are_refused(change, message):

@@ -146,7 +146,7 @@ def test_a_chats_pictures_packed_beside_others_are_as_alone(policy, dropout):
     [
         ("merges", {}, "merges.txt: no such file"),
         ("range", {}, r"state.arm has 5 statistics, but modality.json gives it 4 dims"),
-        ("", {"modality": None}, "does not tell in which order 'new_embodiment'"),
+        ("", {"modality": None}, "does not give the order of the cameras of 'new_embodiment'"),
         ("", {"robot": "gr2"}, r"has statistics of \['new_embodiment'\]"),
         (
             "vocabulary",

@@ -62,7 +62,7 @@ def test_a_chunk_of_aloha_comes_back_from_the_models_units():
 
 def test_an_adapter_that_does_not_fit_the_robot_is_refused():
     robot = aloha(()).embodiments[0]
-    with pytest.raises(ValueError, match=r"adapter is 'yumi'; known are \['aloha'\]"):
+    with pytest.raises(ValueError, match=r"adapter is 'yumi'; expected one of \['aloha'\]"):
         replace(robot, adapter="yumi")
     three = Normalizer((0.0,) * 3, (1.0,) * 3)
     with pytest.raises(ValueError, match=r"has 3 state and 14 action dims; the adapter 'aloha'"):

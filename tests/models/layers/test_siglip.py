@@ -44,7 +44,7 @@ def test_a_stem_that_changes_nothing_gives_the_tokens_of_a_plain_tower():
 
 @pytest.mark.parametrize("stem", [4, -2])
 def test_a_stem_that_does_not_divide_the_patches_is_refused(stem):
-    with pytest.raises(ValueError, match=rf"vision.stem is {stem}, which does not divide patches"):
+    with pytest.raises(ValueError, match=rf"vision.stem is {stem}, which does not divide"):
         replace(CONFIG, stem=stem)
 
 

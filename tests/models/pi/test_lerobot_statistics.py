@@ -58,7 +58,7 @@ def test_a_policy_without_statistics_scales_nothing(tmp_path):
 
 
 def test_a_mode_without_its_statistics_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"scales action by QUANTILES but .* lack 'q01'"):
+    with pytest.raises(ValueError, match=r"scales action by QUANTILES, but .* lack 'q01'"):
         read_normalizers(save(tmp_path, action="QUANTILES"))
-    with pytest.raises(ValueError, match="scales action by LOG; known are MEAN_STD, MIN_MAX"):
+    with pytest.raises(ValueError, match="scales action by LOG; expected one of MEAN_STD, MIN_MAX"):
         read_normalizers(save(tmp_path, action="LOG"))

@@ -369,7 +369,7 @@ def test_action_tokens_that_spell_no_chunk_are_refused():
 
 def test_action_tokens_that_reach_into_the_words_are_refused():
     with pytest.raises(
-        ValueError, match=r"FAST tokens from id 300 down reach 2\d\d, but ids below"
+        ValueError, match=r"FAST tokens, counted down from id 300, end at id 2\d\d, but ids below"
     ):
         dataclasses.replace(PROCESSOR, fast_top=300)
 

@@ -48,5 +48,5 @@ def test_a_barrier_lets_all_go_or_names_who_is_late(clients):
         other = pool.submit(second.barrier, "both", 60)
         first.barrier("both", 60)
         other.result()
-    with pytest.raises(TimeoutError, match=r"'alone' within 0.5 seconds; late are the ranks \[1\]"):
+    with pytest.raises(TimeoutError, match=r"'alone' within 0.5 seconds; ranks \[1\] are late"):
         first.barrier("alone", 0.5)

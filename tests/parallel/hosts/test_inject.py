@@ -19,7 +19,9 @@ def test_a_list_of_faults_is_read():
 
 @pytest.mark.parametrize("text", ["kill", "kill@1:50", "melt@rank0:step1", "kill@rank0:step1,"])
 def test_what_is_no_fault_is_refused_with_the_kinds_there_are(text):
-    with pytest.raises(ValueError, match=r"--inject: '.*' is no fault.*KIND one of kill, stop"):
+    with pytest.raises(
+        ValueError, match=r"--inject: '.*' is not a fault.*KIND is one of kill, stop"
+    ):
         inject.parse(text)
 
 

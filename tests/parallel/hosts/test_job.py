@@ -119,7 +119,7 @@ def test_a_process_that_is_alone_sees_the_devices_that_the_launcher_dealt_it(mon
 def test_other_mpi_tells_ranks_but_not_where_the_first_is(monkeypatch, prefix):
     monkeypatch.setenv(f"{prefix}SIZE", "2")
     monkeypatch.setenv(f"{prefix}RANK", "1")
-    with pytest.raises(ValueError, match="--coordinator: missing, and MPI does not tell"):
+    with pytest.raises(ValueError, match="--coordinator: missing, and MPI does not supply them"):
         find_job()
     assert find_job("10.0.0.1:9000") == Job("10.0.0.1:9000", 2, 1)
 

@@ -20,7 +20,7 @@ def lines(steps, wait, facts, watch=None):
     ("facts", "remedy"),
     [
         (STORAGE, "mostly waits for storage"),
-        (DECODING, "90% of the loader's CPU time goes into decoding pictures"),
+        (DECODING, "90% of the loader's CPU time goes into decoding images"),
         (PREPARING, r"for it\. Raise --data\.workers\.$"),
         ({}, r"for it\. Raise --data\.workers\.$"),
     ],

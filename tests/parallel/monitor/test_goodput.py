@@ -67,7 +67,7 @@ def test_the_time_of_a_killed_and_resumed_run_is_accounted_for_without_rest(tmp_
     compiling = account.seconds["compile"] - killed.seconds["compile"]
     gap = first["time"] - ended - compiling - first["seconds"]["step"]
     assert account.seconds["restart"] == pytest.approx(gap, abs=1e-6)
-    assert "16 steps in 2 starts, 2 lost and made again" in again.stdout
+    assert "16 steps in 2 starts, 2 lost and repeated" in again.stdout
     *_, last = (line for line in read_metrics(directory) if "loss" in line)
     assert 0 < last["goodput"] < 1
 

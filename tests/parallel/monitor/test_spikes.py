@@ -89,12 +89,12 @@ def test_skipped_steps_are_counted_and_the_same_in_a_resumed_run(tmp_path, capsy
         (6, "nan"),
         (9, "nan"),
     ]
-    assert "3 of 12 steps were bad, and skipped." in capsys.readouterr().out
+    assert "3 of 12 steps were bad and were skipped." in capsys.readouterr().out
     with pytest.raises(OSError, match="disk lost at 10"):
         run(tmp_path / "cut", CONFIG, bad_at({5, 6, 9}, failing=10))
     run(tmp_path / "cut", CONFIG, bad_at({5, 6, 9}), resume=True)
     assert lines(tmp_path / "cut") == whole
-    assert "3 of 12 steps were bad, and skipped." in capsys.readouterr().out
+    assert "3 of 12 steps were bad and were skipped." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("bad", "source"), [(6, bad_at({6})), (30, bad_at({10, 30}, 1e3))])

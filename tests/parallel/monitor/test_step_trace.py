@@ -74,7 +74,7 @@ def test_steps_made_before_a_start_are_not_traced_and_that_is_said(tmp_path, cap
     with pytest.raises(OSError, match="lost"):
         run(tmp_path, source=partial(lost, at=7))
     run(tmp_path, "1:3", resume=True)
-    assert "Steps 1 to 2 were made before this start" in capsys.readouterr().out
+    assert "Steps 1 to 2 were already made before this start" in capsys.readouterr().out
     assert traced(tmp_path) == []
 
 

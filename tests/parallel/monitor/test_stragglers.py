@@ -13,8 +13,8 @@ def test_a_host_that_is_persistently_slow_is_named_once():
         assert bool(metrics) == (step % 50 == 49)
         said += [line] if line else []
     assert said == [
-        "Host 2 of 4 keeps the others waiting: in the last 50 steps it took 0.3 s before a step, "
-        "others 0.01 s; 0.27 s of it waiting for data."
+        "Host 2 of 4 keeps the others waiting: in the last 50 steps it needed 0.3 s before each "
+        "step, the others 0.01 s; 0.27 s of that was waiting for data."
     ]
     assert metrics["slowest_host"] == 2
     assert metrics["slowest_host_p50"] == metrics["host_max"] == metrics["host_p95"] == 0.3

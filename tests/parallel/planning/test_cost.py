@@ -218,7 +218,7 @@ def test_a_cluster_that_is_none_is_refused(tmp_path, text, problem):
 
 
 def test_half_nodes_and_unknown_chips_are_refused():
-    with pytest.raises(ValueError, match="whole nodes are expected"):
+    with pytest.raises(ValueError, match="expected whole nodes"):
         make_cluster("h100", 12)
     with pytest.raises(ValueError, match="'v100', expected one of"):
         make_cluster("v100", 8)

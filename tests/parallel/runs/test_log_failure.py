@@ -71,7 +71,7 @@ def test_a_log_on_a_full_disk_stops_the_run_after_saving_it(tmp_path, untouched,
     assert str(error.value) == (
         f"{tmp_path / log}: No space left on device; make room. The run was stopped after step "
         f"{saved} of 12, saved in {tmp_path / 'checkpoints'}; the same command with --resume then "
-        f"goes on from there."
+        f"continues from there."
     )
     run(tmp_path, resume=True)
     found = dict(losses(tmp_path))
@@ -212,5 +212,5 @@ def test_two_processes_end_when_the_first_cannot_save(tmp_path):
     done = hosts(tmp_path, "unmounted", 4)
     assert done.returncode == exits.FAILED, done.stdout
     assert "error: Step 8 could not be saved in" in done.stdout
-    assert f"{tmp_path / 'checkpoints'} is no folder: mount it" in done.stdout
+    assert f"{tmp_path / 'checkpoints'} is not a folder: mount it" in done.stdout
     assert "Traceback" not in done.stdout

@@ -58,7 +58,7 @@ def test_a_lost_disk_costs_nothing_that_was_saved(memory, tmp_path, console):
     assert (out / "metrics.jsonl").read_text() == '{"step": 0}\n'
     assert json.loads((out / "saved.json").read_text()) == {"step": 4}
     assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["4"]
-    assert "Brought step 4 from memory://bucket/runs/mine" in said(tmp_path, console)
+    assert "Copied step 4 from memory://bucket/runs/mine" in said(tmp_path, console)
 
 
 def test_evaluations_that_end_after_the_last_checkpoint_are_brought_back_too(tmp_path, console):
@@ -136,13 +136,13 @@ def test_a_run_in_the_mirror_is_not_begun_over(memory, tmp_path, console):
     with Mirror(URL, out, 3, console) as mirror:
         save(out, 2, mirror=mirror)
         mirror.finish(2)
-    with pytest.raises(ValueError, match="holds a run already, saved at step 2; go on with"):
+    with pytest.raises(ValueError, match="holds a run already, saved at step 2; continue with"):
         begin(URL, tmp_path / "other", False, console)
 
 
 def test_a_run_that_is_nowhere_begins_and_says_so(memory, tmp_path, console):
     assert not begin(URL, tmp_path / "run", True, console)
-    assert "holds a run; beginning one at step 0" in said(tmp_path, console)
+    assert "holds a run; starting one at step 0" in said(tmp_path, console)
 
 
 def test_an_older_disk_goes_on_from_the_newer_mirror(memory, tmp_path, console):

@@ -79,7 +79,7 @@ def unfinished(folder):
         (unmounted, r"checkpoints holds no checkpoint, but .*at step 4; mount or restore it"),
         (unfinished, r"checkpoints holds no checkpoint, but"),
         (dangling, r"checkpoints is a link to /nowhere/scratch, which does not exist; mount"),
-        (a_file, r"checkpoints is no folder; move it away"),
+        (a_file, r"checkpoints is not a folder; move it away"),
     ],
 )
 @pytest.mark.parametrize("resume", [True, False])
@@ -145,7 +145,7 @@ def test_a_note_that_was_cut_still_says_that_something_was_saved(tmp_path):
 def test_a_folder_of_damaged_checkpoints_alone_is_not_begun_in_again(tmp_path):
     note_saved(tmp_path, 4)
     (tmp_path / "checkpoints" / "4.damaged").mkdir(parents=True)
-    with pytest.raises(ValueError, match="holds a run already, saved at step 4; go on with"):
+    with pytest.raises(ValueError, match="holds a run already, saved at step 4; continue with"):
         check_folder(tmp_path, resume=False)
 
 
@@ -173,7 +173,9 @@ def test_a_run_with_damaged_logs_and_config_has_the_losses_of_a_sound_one(at, wh
     assert read_config(at, Console()) == {"model": "toy"}
     run(at, resume=True)
     said = capsys.readouterr().out
-    assert "config.json is damaged and was set aside as config.json.damaged; going on with that of"
+    assert (
+        "config.json is damaged and was set aside as config.json.damaged; continuing with that of"
+    )
     assert said.count("line 1: damaged; the file was set aside") == 2
     assert losses(at) == whole
     assert json.loads((at / CONFIG_NAME).read_text()) == {"model": "toy"}

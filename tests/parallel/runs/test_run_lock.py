@@ -261,5 +261,5 @@ def test_a_second_job_of_two_processes_is_refused_as_one(held):
             line.startswith(f"[{rank}]") and f"in use by process {pid} on {HERE}" in line
             for line in said.splitlines()
         ), said
-    assert "beginning anew" not in said
+    assert "restarting" not in said
     assert content(folder) == before

@@ -111,7 +111,7 @@ def test_two_at_once_hear_every_step_once_though_some_were_made_twice(tmp_path, 
     assert [(step, row["loss"]) for step, row in rows if "loss" in row] == LOSSES
     assert [(step, row["val_loss"]) for step, row in rows if "val_loss" in row] == HELD_OUT
     said = capsys.readouterr().out
-    assert ":Deaf: step 0 did not arrive (nobody is there); the run goes on." in said
+    assert ":Deaf: step 0 did not arrive (nobody is there); the run continues." in said
     assert ":Deaf: 8 lines did not arrive; metrics.jsonl has them all." in said
     book = json.loads((run / FILE_NAME).read_text())[f"{own}:Notes"]
     names = ["loss", "seconds/step", "val_loss"]
@@ -173,7 +173,7 @@ def test_a_tracker_that_is_slow_to_end_is_not_told_as_one_that_lost_lines(
     monkeypatch.setattr("parallel.trackers.trackers._LAST_SECONDS", 0.1)
     told(tmp_path / "run", [f"{own}:Slow"], range(3))
     said = capsys.readouterr().out.replace("\n", " ")
-    assert ":Slow: took all lines, but has not ended; what it still holds may be lost." in said
+    assert ":Slow: all lines were sent, but it has not finished, so the last may be lost." in said
     assert "did not arrive" not in said
 
 
@@ -181,7 +181,7 @@ def test_a_tracker_that_cannot_be_opened_ends_the_run_before_it_begins(tmp_path,
     with pytest.raises(ValueError, match=r"Absent could not be opened: no such server\.$"):
         told(tmp_path / "run", [f"{own}:Absent"], range(3))
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
-    with pytest.raises(ValueError, match="'wandbb' is no tracker; give wandb, mlflow, trackio"):
+    with pytest.raises(ValueError, match="'wandbb' is not a tracker; give wandb, mlflow, trackio"):
         find_tracker("wandbb")
     with (
         pytest.raises(ValueError, match="names wandb twice")

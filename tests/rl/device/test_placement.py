@@ -76,7 +76,7 @@ def test_an_update_that_is_not_finite_is_not_made_and_ends_the_run(tmp_path, mon
 
     monkeypatch.setattr(place._program, "step", spoilt)
     config, made = replace(CONFIG, save_every=1), Run(tmp_path, {}, {})
-    with pytest.raises(Diverged, match="Step 1 has the loss nan and the gradient norm nan"):
+    with pytest.raises(Diverged, match="Step 1 has loss nan and gradient norm nan"):
         improve(lambda: nullcontext(place), made, config, Console(quiet=True))
     assert checkpoint.steps(tmp_path / "checkpoints") == [1]
     assert [row["step"] for row in learnt(tmp_path)] == [0]

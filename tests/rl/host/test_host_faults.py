@@ -92,7 +92,12 @@ def broken_policy():
             r"points', seed 27, step 0: .* reward \[nan",
         ),
         ({"spoil": spoilt("state")}, {}, ValueError, r"seed 27, step 0: .* state \[nan"),
-        ({}, {"actor": Broken()}, ValueError, r"seed \d+, step \d+: version 1 of the policy drew"),
+        (
+            {},
+            {"actor": Broken()},
+            ValueError,
+            r"seed \d+, step \d+: version 1 of the policy returned",
+        ),
         ({}, {"actor": broken_policy()}, ArithmeticError, "out of memory"),
         ({}, {"learner": broken_learner("add", 2)}, ArithmeticError, "exploded in add"),
         ({}, {"learner": broken_learner("update", 1)}, ArithmeticError, "exploded in update"),
@@ -137,7 +142,7 @@ def test_an_error_does_not_wait_for_a_learner_that_computes(monkeypatch):
     slots = Restless(1, spoil=spoil)
     with pytest.raises(ValueError, match="seed 22") as raised:
         run([slots], learner=learner)
-    assert raised.value.__notes__ == ["Still computing, and left to themselves: learner."]
+    assert raised.value.__notes__ == ["Still running, and no longer waited for: learner."]
     held.set()
 
 
@@ -255,7 +260,7 @@ def test_an_episode_lost_or_learnt_twice_is_noticed(monkeypatch):
         finish(self, place, trajectory)
 
     monkeypatch.setattr(TrajectoryBuffer, "finish", twice)
-    with pytest.raises(RuntimeError, match=r"ended, but was not under way"):
+    with pytest.raises(RuntimeError, match=r"ended, but was not running"):
         run([Restless(2)])
     monkeypatch.setattr(TrajectoryBuffer, "finish", finish)
     monkeypatch.setattr(TrajectoryBuffer, "drop", lambda self, place: None)

@@ -252,7 +252,7 @@ def test_a_run_that_goes_on_accounts_for_what_the_first_gave_up():
     assert counts.learnt == 24
     assert counts.begun == 24 + counts.dropped
     assert counts.dropped == state["counts"]["begun"] - 12
-    with pytest.raises(ValueError, match="had had 2 updates, its weights 0"):
+    with pytest.raises(ValueError, match="had made 2 updates, but its weights have had 0"):
         run([Restless(1)], resume=state)
 
 
@@ -261,7 +261,7 @@ def test_a_run_that_goes_on_accounts_for_what_the_first_gave_up():
     [
         (None, "admission is missing"),
         ({"admission": {"version": 2, "waited": 0.0}}, "counts is missing"),
-        ({"admission": {"version": 3}}, "version is 3, but its learner has had 2"),
+        ({"admission": {"version": 3}}, "version is 3, but the learner has made 2"),
         *(({"admission": {"version": x}}, "version is ") for x in ("2", -1, 2.0, 10**30, None)),
         *(({"admission": {"waited": x}}, "waited is ") for x in ("2", -1, float("nan"), None, [])),
         *(({"counts": {"begun": x}}, "begun is ") for x in ("2", -1, 2.0, 10**30, None)),

@@ -31,7 +31,7 @@ def test_devices_that_act_are_the_last_and_do_not_learn():
     devices = jax.devices()
     assert split_devices(0) == (devices, devices[:1])
     assert split_devices(3) == (devices[:-3], devices[-3:])
-    with pytest.raises(ValueError, match=f"inference_devices is {len(devices)}, .* has to learn"):
+    with pytest.raises(ValueError, match=f"inference_devices is {len(devices)}, .* left to learn"):
         split_devices(len(devices))
 
 

@@ -116,7 +116,7 @@ def test_wrong_numbers_are_refused():
         made(staleness=-1)
     staleness_control = made(version=3)
     for version in (2, 3):
-        with pytest.raises(ValueError, match=f"Version {version} does not follow version 3"):
+        with pytest.raises(ValueError, match=f"Version {version} is not newer than version 3"):
             staleness_control.advance(version)
 
 

@@ -162,7 +162,7 @@ def test_advice_names_what_the_learner_waits_for_most(timeline, clock, cause, sa
 
 
 def test_advice_of_a_busy_learner_is_more_learners(timeline, clock):
-    assert timeline.summary().advice() == "Nothing was learnt yet."
+    assert timeline.summary().advice() == "Nothing has been learnt yet."
     with timeline.span("learner", "gradient"):
         clock.now += 9
     clock.now += 1

@@ -67,16 +67,16 @@ def test_what_begins_or_ends_twice_or_is_learnt_from_twice_is_refused():
             trajectories.begin(place(0))
         if when == "acted":
             trajectories.finish(place(0), trajectory(place(0)))
-        with pytest.raises(RuntimeError, match="was not under way"):
+        with pytest.raises(RuntimeError, match="was not running"):
             trajectories.finish(place(0), trajectory(place(0)))
         if when == "held":
             step = trajectories.step(0)
             next(step)
         if when == "learnt from":
-            with pytest.raises(RuntimeError, match="Step 0 was learnt from before"):
+            with pytest.raises(RuntimeError, match="Step 0 was already learnt from"):
                 next(trajectories.step(0))
             assert list(step) == []
-    with pytest.raises(RuntimeError, match="Step 0 was learnt from before"):
+    with pytest.raises(RuntimeError, match="Step 0 was already learnt from"):
         next(trajectories.step(0))
 
 
@@ -95,7 +95,7 @@ def test_at_rest_nothing_is_under_way():
     trajectories = TrajectoryBuffer(1)
     trajectories.begin(place(0))
     trajectories.check()
-    with pytest.raises(RuntimeError, match="1 are being acted"):
+    with pytest.raises(RuntimeError, match="1 are still running"):
         trajectories.check(at_rest=True)
     trajectories.drop(place(0))
     trajectories.check(at_rest=True)

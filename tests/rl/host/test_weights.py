@@ -127,7 +127,7 @@ def test_readers_take_a_version_over_one_at_a_time_and_only_those_who_must_wait(
 
 def test_versions_only_go_up_and_one_that_was_not_published_is_not_read():
     weights = Weights(tree(1.0), version=3)
-    with pytest.raises(ValueError, match="Version 3 does not follow version 3"):
+    with pytest.raises(ValueError, match="Version 3 is not newer than version 3"):
         weights.publish(tree(2.0), 3)
     with pytest.raises(RuntimeError, match="Version 4 of the policy is needed, but 3 is"):
         weights.reader().read(4)

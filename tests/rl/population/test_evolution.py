@@ -100,11 +100,11 @@ def breed(out, population=TWO, config=CONFIG, at=lambda step: None, evaluate=sco
         (PopulationConfig(-3), "population is -3"),
         (PopulationConfig(2, turn=0), "turn is 0 and eval_every 2; .* at least 1 step"),
         (PopulationConfig(2, tuned=()), r"tuned is \[\]; expected at least one"),
-        (PopulationConfig(2, tuned=(CLIP, CLIP)), "each once"),
+        (PopulationConfig(2, tuned=(CLIP, CLIP)), "none twice"),
         (PopulationConfig(2, tuned=("objective.name",)), "'objective.name', which is 'ppo'; name"),
         (PopulationConfig(2, tuned=("learner.epochs",)), "'learner.epochs', which is 1; name"),
         (PopulationConfig(2, tuned=("steps",)), "'steps', which is 6"),
-        (PopulationConfig(2, tuned=("objective.clop",)), "'objective.clop', which is no field"),
+        (PopulationConfig(2, tuned=("objective.clop",)), "'objective.clop', which is not a field"),
         (PopulationConfig(2, tuned=("learner",)), "'learner', which is LearnerConfig"),
         (PopulationConfig(2, tuned=("rollout.deadline",)), "name a field of learner, objective"),
         (PopulationConfig(2, tuned=("objective.entropy_weight",)), "0.0, and no factor changes"),
@@ -311,10 +311,12 @@ def interrupted(*_):
 def test_a_folder_with_a_population_is_refused_without_resume_and_one_without_is_with_it(
     whole, tmp_path
 ):
-    with pytest.raises(ValueError, match="holds a run already, saved at step 6; go on with --res"):
+    with pytest.raises(
+        ValueError, match="holds a run already, saved at step 6; continue with --res"
+    ):
         breed(whole[0])
     breed_from(tmp_path, generation(1.0, 2.0), CONFIG)
-    with pytest.raises(ValueError, match="holds a population already, of 0 generations; go on wi"):
+    with pytest.raises(ValueError, match="holds a population already, of 0 generations; continue"):
         breed(tmp_path)
     with pytest.raises(FileNotFoundError, match="holds no run to resume"):
         breed(tmp_path / "none", resume=True)
@@ -351,7 +353,9 @@ def test_a_damaged_generation_is_set_aside_but_not_the_last(whole, tmp_path):
     assert len(lines) == 3
     for damage in (b'{"step": 4}\n', lines[2][:-9]):
         path.write_bytes(b"".join([*lines[:2], damage]))
-        with pytest.raises(ValueError, match=r"population\.jsonl, line 3: damaged, and the last "):
+        with pytest.raises(
+            ValueError, match=r"population\.jsonl, line 3: damaged, but the run needs the last "
+        ):
             breed(out, resume=True)
     path.write_bytes(b"".join([lines[0], b"\0\0\0\n", lines[2]]))
     assert breed(out, resume=True).finished

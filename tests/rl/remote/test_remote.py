@@ -202,7 +202,7 @@ class Broken(Policy):
         return super().chunk(bias, request)
 
 
-NAN = r"seed 27, step 0: 'points in simulator 0 \(.+, process \d+\)' gave the reward \[nan"
+NAN = r"seed 27, step 0: 'points in simulator 0 \(.+, process \d+\)' returned the reward \[nan"
 FAILED = r"0 \(.+, process \d+\) failed: ArithmeticError: "
 
 

@@ -42,9 +42,9 @@ def test_a_process_that_replaced_a_dead_one_counts_as_lost_until_it_is_told_to_s
         lambda: Answerer().hold(stored),
         lambda: Answerer().answer(stored, b""),
     ):
-        with pytest.raises(Lost, match="died while it was asked nothing"):
+        with pytest.raises(Lost, match="died while it was idle"):
             ask()
-    with pytest.raises(Lost, match="died while it was asked nothing"):
+    with pytest.raises(Lost, match="died while it was idle"):
         worker.result(failed(worker, unstarted()))
 
 

@@ -246,7 +246,7 @@ def test_a_workload_out_of_range_is_refused(change):
 
 
 def test_no_update_to_count_is_refused():
-    with pytest.raises(ValueError, match="warm up"):
+    with pytest.raises(ValueError, match="2 of 2 updates are for warm-up"):
         simulate(ONE, MODES["all three"], updates=2, warm=2)
 
 

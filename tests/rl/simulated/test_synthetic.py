@@ -161,10 +161,10 @@ def test_observations_and_actions_have_the_sizes_that_are_asked_for(clock):
 
 def test_what_does_not_fit_is_refused(clock):
     slots = Synthetic(FIXED, 2, clock=clock)
-    with pytest.raises(ValueError, match="waits for no actions"):
+    with pytest.raises(ValueError, match="has no running episode or is busy"):
         slots.send(0, still())
     slots.begin(0, STARTS[0])
-    with pytest.raises(ValueError, match="waits for no actions"):
+    with pytest.raises(ValueError, match="has no running episode or is busy"):
         slots.send(0, still())
     slots.poll()
     with pytest.raises(ValueError, match=r"shape \[steps, 2\]"):

@@ -130,7 +130,7 @@ def test_a_return_is_judged_after_the_last_step_where_no_number_of_steps_is_regi
 
 def test_what_cannot_be_observed_or_made_is_named(ours):
     for environment, says in (
-        ("registered:Unseen-v0", "expected pictures"),
+        ("registered:Unseen-v0", "expected images"),
         ("NoSuch-v0", "NoSuch"),
     ):
         wrong = suite(environment)

@@ -166,7 +166,7 @@ def test_suites_have_fifty_initial_states_of_each_of_their_tasks(python, name, t
 
 
 def test_suites_that_are_unknown_or_incomplete_are_refused_with_those_that_are_whole(python):
-    with pytest.raises(ValueError, match=r"'libero_moon' is none of LIBERO's.*'libero_spatial'"):
+    with pytest.raises(ValueError, match=r"'libero_moon' does not exist.*'libero_spatial'"):
         load_suite("libero_moon")
     with pytest.raises(ValueError, match=r"'libero_goal_env' lacks .*libero_goal_env"):
         load_suite("libero_goal_env")
@@ -180,7 +180,7 @@ def test_the_varied_suites_are_whole_and_have_the_tasks_of_their_base(python):
         assert set(base.variants.values()) <= set(complete)
     assert not bases[-1].variants
     assert not bases[-1].about
-    for name, words in (("swap", "other places"), ("object", "other objects")):
+    for name, words in (("swap", "other positions"), ("object", "other objects")):
         varied = load_suite(str(bases[1].variants[name]))
         assert (varied.tasks, varied.episodes) == (bases[1].tasks, 50)
         assert words in varied.about
@@ -286,7 +286,7 @@ def test_starts_drawn_afresh_are_none_of_the_published_and_derive_from_their_see
     assert changed == 0
     assert max(heights) < 0.01
     assert 0.001 < max(spread) < 0.05
-    assert "draws others from seeds of 1000 and more, got 50" in refused
+    assert "draws others for seeds from 1000 on, but the seed is 50" in refused
 
 
 def test_the_expert_does_a_task_from_a_fresh_start_and_pictures_between_drawn_ones_repeat(python):

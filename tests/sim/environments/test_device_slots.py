@@ -205,10 +205,10 @@ def test_the_tabletops_end_is_seen_as_it_was(envs):
 @pytest.mark.usefixtures("unchecked")
 def test_what_cannot_be_done_is_refused():
     lanes = points(2)
-    with pytest.raises(ValueError, match="slot 0 waits for no actions"):
+    with pytest.raises(ValueError, match="slot 0 has no running episode or is busy"):
         lanes.send(0, np.zeros((1, 2)))
     begun(lanes, 5)
-    with pytest.raises(ValueError, match="slot 1 waits for no actions"):
+    with pytest.raises(ValueError, match="slot 1 has no running episode or is busy"):
         lanes.demonstrate(1, 2)
     with pytest.raises(ValueError, match=r"shape \[steps, 2\] for slot 0, got \(3,\)"):
         lanes.send(0, np.zeros(3))
@@ -219,7 +219,7 @@ def test_what_cannot_be_done_is_refused():
     with pytest.raises(ValueError, match="no expert"):
         DeviceSlots(PointWorld(), 1).demonstrate(0, 1)
     lanes.send(0, np.zeros((1, 2)))
-    with pytest.raises(ValueError, match="slot 0 waits for no actions"):
+    with pytest.raises(ValueError, match="slot 0 has no running episode or is busy"):
         lanes.send(0, np.zeros((1, 2)))
     with pytest.raises(ValueError, match="count is 0"):
         points(0)

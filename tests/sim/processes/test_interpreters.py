@@ -41,5 +41,7 @@ def test_a_suite_that_is_not_installed_comes_with_the_line_that_installs_it(here
     with pytest.raises(FileNotFoundError, match=r"needs the package no_such_toy.*\(make toy\)"):
         interpreter("toy", "no_such_toy", "make toy")
     monkeypatch.setenv("CHILIAD_TOY_PYTHON", "nowhere/python")
-    with pytest.raises(FileNotFoundError, match=r"CHILIAD_TOY_PYTHON = nowhere/python is no file"):
+    with pytest.raises(
+        FileNotFoundError, match=r"CHILIAD_TOY_PYTHON = nowhere/python is not a file"
+    ):
         interpreter("toy", "json", "make toy")

@@ -26,7 +26,7 @@ WRONG = {
     "exit": "exit code 7",
     "hang": "hung",
     "hang in C": "hung",
-    "garbage": "nonsense",
+    "garbage": "sent an invalid message",
     "wrong size": "its spec says",
 }
 
@@ -249,10 +249,10 @@ def test_wrong_use_is_refused(slots):
     with pytest.raises(ValueError, match="not negative"):
         slots.begin(0, Start("calm", -1))
     episode(slots, 0, fresh)
-    with pytest.raises(ValueError, match="no episode that runs"):
+    with pytest.raises(ValueError, match="no running episode"):
         slots.send(0, np.zeros((1, 2)))
     slots.begin(0, fresh)
-    with pytest.raises(ValueError, match="is at work"):
+    with pytest.raises(ValueError, match="is busy"):
         slots.begin(0, fresh)
     outcome_of(slots, 0)
     for shape in ((2,), (0, 2), (4, 3)):
@@ -271,7 +271,7 @@ def test_wrong_use_is_refused(slots):
     ("fault", "python", "says"),
     [
         ("import", sys.executable, "no module named bodies"),
-        ("garbage", sys.executable, "wrote nonsense"),
+        ("garbage", sys.executable, "sent an invalid message"),
         ("hang", sys.executable, "hung"),
         ("", "/no/such/python", "cannot be run"),
     ],

@@ -255,11 +255,11 @@ def test_a_camera_sees_right_on_the_right_up_on_top_and_wide_where_pictures_are_
 def test_a_geom_or_camera_that_cannot_be_cast_is_refused_in_one_sentence():
     with pytest.raises(ValueError, match="expected 3 positive numbers"):
         Geom("box", (0.1, 0.1))
-    with pytest.raises(ValueError, match="'mesh' cannot be cast, expected one of"):
+    with pytest.raises(ValueError, match="'mesh' cannot be rendered; expected one of"):
         Geom("mesh", (0.1,))
     with pytest.raises(ValueError, match="along its up"):
         Camera((0, 0, 1), (0, 0, 0), 40.0)
-    with pytest.raises(ValueError, match="body 1 and 0 bodies"):
+    with pytest.raises(ValueError, match="body 1, but `views` was given 0 bodies"):
         views([Camera((0, 1, 1), (0, 0, 0), 40.0, on=1)])
     frames = Poses.of(np.array([(0, 0, 0, 1, 0, 0, 0)] * 2, float))
     with pytest.raises(ValueError, match="2 frames for 1 geoms"):

@@ -69,7 +69,7 @@ def test_a_failure_stops_no_other_and_the_next_call_goes_on(tmp_path: Path) -> N
     assert {name for name, each in first.items() if each.failed} == {"fails", "silent"}
     assert first["fails"].said.endswith("ended with 1: Traceback MemoryError: no room")
     assert first["silent"].said == "failed: it has no ratio"
-    assert first["apart"].said == "left out: give --peer apart PYTHON, one that has openpi"
+    assert first["apart"].said == "skipped: give --peer apart PYTHON, a Python that has openpi"
     assert {file.name for file in out.iterdir()} == {"plan.json", "recipe.json"}
     found = json.loads((out / "plan.json").read_text())
     assert found["fill"] > 0.9
@@ -79,7 +79,7 @@ def test_a_failure_stops_no_other_and_the_next_call_goes_on(tmp_path: Path) -> N
 
     (out / "plan.json").write_text("{}")
     second = {each.name: each for each in measure(benches, out, console, words)}
-    assert second["plan"].said == second["recipe"].said == "there already, skipped"
+    assert second["plan"].said == second["recipe"].said == "already done, skipped"
     assert second["fails"].failed
     assert (out / "plan.json").read_text() == "{}"
     again = measure(benches[:2], out, console, words, again=True)
@@ -94,5 +94,5 @@ def test_a_failure_stops_no_other_and_the_next_call_goes_on(tmp_path: Path) -> N
 
 
 def test_a_name_without_another_side_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="--peer plan: no such benchmark has another side"):
+    with pytest.raises(ValueError, match="--peer names plan; expected benchmarks that compare"):
         main(out=tmp_path, peer=(("plan", tmp_path),))

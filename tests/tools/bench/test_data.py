@@ -73,7 +73,7 @@ def test_each_sides_best_options_count_and_ratios_are_taken_within_a_round():
 def test_without_a_peer_the_benchmark_says_how_to_get_one(tmp_path):
     with pytest.raises(ValueError, match=r"needs --peer PYTHON.*bench/peers/lerobot\.py"):
         data.run(Console())
-    with pytest.raises(FileNotFoundError, match=r"nowhere is no Python"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere is not a Python"):
         data.run(Console(), [tmp_path / "nowhere"], tmp_path)
 
 

@@ -79,7 +79,7 @@ def test_without_time_for_it_a_part_is_left_for_the_next_call(monkeypatch, tmp_p
     monkeypatch.setattr(gpu, "run", lambda *_: pytest.fail("it was begun"))
     options = gpu._parser().parse_args(["--minutes", "1"])
     assert gpu.measure(["fp8"], tmp_path, options, MACHINE, time.monotonic()) == 0
-    assert "No time left for fp8, products: the same command goes on" in capsys.readouterr().out
+    assert "No time left for fp8, products; run the same command again" in capsys.readouterr().out
     options = gpu._parser().parse_args([])
     assert gpu.measure(["fp8"], tmp_path, options, MACHINE, time.monotonic() - 540) == 0
     assert "No time left for fp8, products" in capsys.readouterr().out
@@ -117,7 +117,7 @@ def test_processes_on_one_gpu_are_left_out(tmp_path, capsys):
     options = gpu._parser().parse_args([])
     assert gpu.measure(["multi"], tmp_path, options, MACHINE, time.monotonic()) == 0
     found = json.loads((tmp_path / "processes.json").read_text())
-    assert found["left_out"] == "it wants 2 GPUs or more"
+    assert found["left_out"] == "it needs 2 GPUs or more"
 
 
 def test_without_a_gpu_it_says_so(monkeypatch, capsys):

@@ -64,7 +64,7 @@ def test_the_first_checkpoint_that_succeeds_counts_and_what_was_found_is_kept(
 
     monkeypatch.setattr(training, "run", refuse)
     assert run(console, LEARNT, tmp_path, SIZES) == found
-    with pytest.raises(ValueError, match="--task 'cook' is none of those to learn: POINTS-points"):
+    with pytest.raises(ValueError, match="--task is 'cook'; choose one of POINTS-points"):
         run(console, "cook", tmp_path, SIZES)
 
 

@@ -100,7 +100,7 @@ def test_a_figure_is_told_as_our_pages_tell_it() -> None:
     assert told(0.9883, "x256") == "253"
     assert told(None, ".1%") == "–"
     assert told("2 cores, one-way", "") == "2 cores, one-way"
-    with pytest.raises(ValueError, match="is no share of 100: that would be"):
+    with pytest.raises(ValueError, match="is not a share of 100: that would be"):
         told(0.9883, "x100")
 
 

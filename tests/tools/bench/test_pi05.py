@@ -66,7 +66,7 @@ def test_rows_hold_real_cameras_and_tokens_alone():
 def test_without_a_peer_the_benchmark_says_how_to_get_one(tmp_path):
     with pytest.raises(ValueError, match=r"needs --peer PYTHON.*fixtures/openpi/make\.py"):
         pi05.run(Console())
-    with pytest.raises(FileNotFoundError, match=r"nowhere is no Python"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere is not a Python"):
         pi05.run(Console(), tmp_path / "nowhere")
 
 

@@ -38,5 +38,5 @@ def test_deviations_are_counted_in_standard_deviations():
 def test_without_the_other_environment_it_says_how_to_make_one(tmp_path):
     with pytest.raises(ValueError, match="needs --peer PYTHON"):
         stats.run(Console())
-    with pytest.raises(FileNotFoundError, match="is no Python"):
+    with pytest.raises(FileNotFoundError, match="is not a Python"):
         stats.run(Console(), tmp_path / "python", tmp_path / "cache")

@@ -101,7 +101,7 @@ def test_commands_on_a_full_disk_say_which_file_in_one_line(dataset, tmp_path):
     )
     raw, jpeg = lines(done)
     too_large = "File too large; raise the limit on the size of files (ulimit -f). "
-    kept = "What is finished of the store is kept; the same command goes on from there."
+    kept = "The finished part of the store is kept; run the same command again to continue."
     assert raw == f"error: {tmp_path / 'raw'}: {too_large}{kept}"
     assert jpeg.startswith(f"error: {tmp_path / 'jpeg'}/.making-")
     assert jpeg.endswith(f".array_record: {too_large}{kept}")
@@ -124,7 +124,7 @@ def test_commands_that_cannot_write_their_folder_say_so_in_one_line(dataset, tmp
     assert len(found) == 4, done.stderr
     for line in found:
         assert line.startswith(f"error: {out}"), line
-        assert "Not a directory; remove what is in the place of its folder" in line
+        assert "Not a directory; remove the file that is in its folder's place" in line
     assert "Traceback" not in done.stderr
 
 

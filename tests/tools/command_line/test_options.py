@@ -37,7 +37,7 @@ def test_a_flag_that_takes_a_value_now_gets_the_one_that_it_meant(after, capsys)
     typed = ["--checkpoint", "run", "--chunking", *after]
     expected = ["--checkpoint", "run", "--chunking", "guided", *after]
     assert with_value(typed, "--chunking", "guided") == expected
-    assert "warning: --chunking is --chunking guided now" in capsys.readouterr().err
+    assert "warning: --chunking is now --chunking guided" in capsys.readouterr().err
     assert with_value(expected, "--chunking", "guided") == expected
     assert capsys.readouterr().err == ""
 

@@ -94,16 +94,18 @@ def test_the_command_writes_a_dataset_and_says_what_it_is(dataset, tmp_path, cap
 
 
 def test_in_place_is_asked_for_by_name(dataset, capsys, monkeypatch):
-    with pytest.raises(ValueError, match="Give --out with a folder for the new dataset, or --in"):
+    with pytest.raises(ValueError, match=r"Give either --out with a folder for .*, or --in-place"):
         app.cli(args=["edit", str(dataset), "--delete", "0"])
     with pytest.raises(ValueError, match=r"is for one dataset on disk, not .*; give --out"):
         app.cli(args=["edit", str(dataset), str(dataset), "--in-place"])
-    with pytest.raises(ValueError, match=r"--out is .*, a dataset to edit; choose another folder"):
+    with pytest.raises(
+        ValueError, match=r"--out is .*, which is a dataset to edit; choose another"
+    ):
         app.cli(args=["edit", str(dataset), "--delete", "0", "--out", f"{dataset}/../set"])
     assert open_dataset(dataset).num_episodes == 4
     monkeypatch.chdir(dataset)
     app.cli(args=["edit", ".", "--delete", "0", "--in-place"])
-    assert "set.old: the dataset as it was" in capsys.readouterr().out
+    assert "set.old is the dataset as it was" in capsys.readouterr().out
     assert open_dataset(dataset).num_episodes == 3
 
 
@@ -113,7 +115,7 @@ def test_a_mistake_ends_the_command_with_one_line(dataset, tmp_path):
         [*command, "--out", str(tmp_path / "new")], capture_output=True, text=True, timeout=200
     )
     assert ended.returncode == 1
-    assert ended.stderr == "error: The edit leaves none of 4 episodes; keep at least one.\n"
+    assert ended.stderr == "error: The edit removes all 4 episodes; keep at least one.\n"
     assert [path.name for path in tmp_path.iterdir()] == ["set"]
 
 
@@ -121,6 +123,6 @@ def test_idle_frames_are_told_drawn_and_written(dataset, tmp_path, capsys):
     out, page = tmp_path / "idle.json", tmp_path / "idle.html"
     app.cli(args=["idle", str(dataset), "--json", str(out), "--plot", str(page)])
     said = capsys.readouterr().out
-    assert "0 frames (0.0 %) still, that is within 1 % of each dimension's range" in said
+    assert "0 frames (0.0 %) still (within 1 % of each dimension's range" in said
     assert json.loads(out.read_text())["keep"] == {}
     assert page.read_text().count('class="idle"') == 4

@@ -62,7 +62,7 @@ def test_an_error_of_a_later_recording_says_that_earlier_ones_are_kept(recording
         app.cli(args=["import", str(recordings), *options])
     assert re.search(
         r"episode_1\.hdf5, recording: Episode 1, column 'action', step 2: .* is not finite; .*"
-        r"Finished episodes are kept; --resume goes on\.$",
+        r"Finished episodes are kept; continue with --resume\.$",
         str(ended.value),
     )
     assert open_dataset(tmp_path / "out").num_episodes == 1
@@ -96,7 +96,7 @@ def test_a_full_disk_keeps_finished_episodes_and_resume_goes_on(recordings, tmp_
     with pytest.raises(SystemExit) as ended:
         app.cli(args=["import", str(recordings), *options])
     assert "No space left on device; make room." in str(ended.value)
-    assert "--resume goes on" in str(ended.value)
+    assert "continue with --resume" in str(ended.value)
     assert open_dataset(tmp_path / "out").num_episodes == 1
     app.cli(args=["import", str(recordings), *options, "--resume"])
     found = open_dataset(tmp_path / "out")

@@ -79,7 +79,7 @@ def test_recordings_are_sources_too(run, tmp_path):
 
 
 def test_a_folder_that_is_no_catalogue_is_refused_before_anything_is_made(run, dataset, tmp_path):
-    with pytest.raises(SystemExit, match=r"no catalogue\.json, so it is no catalogue"):
+    with pytest.raises(SystemExit, match=r"no catalogue\.json, so it is not a catalogue"):
         run("edit", dataset, "--out", tmp_path / "new", "--catalogue", dataset)
     assert not (tmp_path / "new").exists()
 

@@ -116,7 +116,7 @@ def test_the_trainer_never_waits_and_its_last_parameters_are_evaluated(
     console = Console(width=200, force_terminal=False)
     assert training.run(training.Paths(dataset, tmp_path / "run"), often, console).finished
     said = capsys.readouterr().out
-    assert "Step 4 was not evaluated in 'points', as the evaluation before took too long" in said
+    assert "Step 4 was not evaluated in 'points', because the previous evaluation took" in said
     assert [line["step"] for line in read_closed_loop(tmp_path / "run")] == [2, 6]
 
 

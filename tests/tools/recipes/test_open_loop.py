@@ -149,17 +149,17 @@ def test_episodes_of_a_run_that_held_out_none_are_all_and_this_is_said(data, pol
     config = OpenLoopConfig(str(data), checkpoint, tmp_path, most_episodes=5)
     episodes, choice = chosen_episodes(config, open_dataset(data))
     assert episodes == [0, 3, 6, 8, 11]
-    assert "may know them" in choice
+    assert "may have trained on them" in choice
     chosen, _ = chosen_episodes(replace(config, episodes=(7, 2, 7)), open_dataset(data))
     assert chosen == [2, 7]
-    with pytest.raises(ValueError, match="no episode 12; give some of 0 to 11"):
+    with pytest.raises(ValueError, match="no episode 12; choose from 0 to 11"):
         chosen_episodes(replace(config, episodes=(12,)), open_dataset(data))
 
 
 def test_cameras_of_other_names_are_asked_for_and_can_be_told(data, policy, tmp_path):
     robot = replace(policy.processor.embodiments[0], cameras=("base", "hand"))
     other = replace(policy, processor=replace(policy.processor, embodiments=(robot,)))
-    with pytest.raises(ValueError, match=re.escape("looks through ['base', 'hand']")):
+    with pytest.raises(ValueError, match=re.escape("expects ['base', 'hand']")):
         evaluated(data, other, tmp_path)
     named = DatasetConfig(str(data), cameras={"base": "front", "hand": "wrist"})
     result = evaluated(data, other, tmp_path, named, shown=0)[0]
@@ -177,7 +177,7 @@ def test_cameras_that_may_be_absent_are_but_never_all(data, policy, tmp_path):
 
     _, (shown,) = evaluated(data, seeing("front", "hand", absent=("hand",)), tmp_path)
     assert [look.camera for look in shown.looks] == ["front"]
-    with pytest.raises(ValueError, match=re.escape("looks through ['base', 'hand']")):
+    with pytest.raises(ValueError, match=re.escape("expects ['base', 'hand']")):
         evaluated(data, seeing("base", "hand", absent=("base", "hand")), tmp_path)
 
 
@@ -198,7 +198,9 @@ def test_other_dims_and_robots_are_refused_with_those_of_both(data, policy, tmp_
     with pytest.raises(ValueError, match=r"has 4 dims .* with 2 and 2"):
         evaluated(data, policy, tmp_path, two)
     other = DatasetConfig(str(data), embodiment="humanoid")
-    with pytest.raises(ValueError, match=r"shows 'humanoid', but .* trained on \['reaching'\]"):
+    with pytest.raises(
+        ValueError, match=r"is of robot 'humanoid', but .* trained on \['reaching'\]"
+    ):
         evaluated(data, policy, tmp_path, other)
     with pytest.raises(ValueError, match="without a processor"):
         evaluated(data, replace(policy, processor=None), tmp_path)

@@ -219,8 +219,8 @@ def test_options_are_kept_by_a_conversion(options, tmp_path):
     [
         (("image",), "'image'; give ROBOT=POLICY, such as"),
         (("=base_0_rgb",), "'=base_0_rgb'; give ROBOT=POLICY"),
-        (("a=base_0_rgb", "b=base_0_rgb"), "'b=base_0_rgb', which names a camera for the second"),
-        (("a=base_0_rgb", "a=left_wrist_0_rgb"), "'a=left_wrist_0_rgb', which names a camera"),
+        (("a=base_0_rgb", "b=base_0_rgb"), "'b=base_0_rgb', but one of these cameras is already"),
+        (("a=base_0_rgb", "a=left_wrist_0_rgb"), "'a=left_wrist_0_rgb', but one of these"),
     ],
 )
 def test_a_map_that_is_none_is_refused_with_an_example(pairs, why):

@@ -100,11 +100,11 @@ def test_what_is_damaged_is_left_out_and_named(tmp_path, typed):
     (run / "origin.json").write_text("{")
     said = typed("list", run)
     assert "3/100   nan" in said
-    assert f"{log}, line 2: not of this log, and left out." in said
-    assert f"{run / 'origin.json'} is damaged, and left out." in said
+    assert f"{log}, line 2: not a line of this log and was left out." in said
+    assert f"{run / 'origin.json'} is damaged and was left out." in said
     shown = Page(page(run))
-    assert "left out: 1 value that is no number" in shown.text
-    assert f"{log}, line 2: not of this log, and left out." in shown.text
+    assert "left out: 1 value that is not a number" in shown.text
+    assert f"{log}, line 2: not a line of this log and was left out." in shown.text
 
 
 def test_runs_are_found_behind_links_and_whatever_they_are_called_and_each_once(
@@ -174,7 +174,7 @@ def test_what_no_evaluation_can_have_found_is_left_out(tmp_path):
     run = made(tmp_path / "a", [1.0], success=[(1, float("nan"))])
     (found,) = read_runs([run])
     assert cells(found)[6] == "–"
-    assert "line 1: not of this log" in found.damage[0]
+    assert "line 1: not a line of this log" in found.damage[0]
 
 
 def test_a_narrow_terminal_loses_no_column(tmp_path, typed, monkeypatch):
@@ -222,7 +222,7 @@ def test_names_that_are_no_utf8_do_not_keep_the_page_from_being_written(tmp_path
 
 def test_a_metric_that_no_run_has_is_told_with_those_that_there_are(tmp_path):
     text = page(made(tmp_path / "a", [1.0]), metrics=("los", "loss", "val_*"))
-    assert "No run has los yet; there are: loss, step_seconds." in text
+    assert "No run has los yet; available: loss, step_seconds." in text
 
 
 def test_films_that_pass_at_different_rates_last_as_long_as_they_did(tmp_path):
@@ -315,7 +315,7 @@ def test_a_page_is_written_again_until_the_run_is_over(tmp_path, typed, monkeypa
 
     (run / ".lock").write_bytes(lock)
     monkeypatch.setattr("time.sleep", ended)
-    assert "No run is under way" in typed("plot", run, "--out", out, "--watch")
+    assert "No run is in progress" in typed("plot", run, "--out", out, "--watch")
     assert [
         [one for one in Page(text).all("meta") if one.get("http-equiv") == "refresh"]
         for text in (*pages, out.read_text())

@@ -155,7 +155,7 @@ def test_who_comes_back_has_no_chunk_of_its_former_connection(engine):
     with serving(engine) as running:
         for _ in range(5):
             with client(running.url) as robot:
-                with pytest.raises(ValueError, match="has none yet"):
+                with pytest.raises(ValueError, match="has not received a chunk yet"):
                     robot.infer({**OBSERVATION, "executed": 0})
                 robot.infer(OBSERVATION)
 

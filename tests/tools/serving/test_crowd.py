@@ -100,7 +100,7 @@ def test_without_descriptors_newcomers_are_closed_with_one_line_in_the_log(caplo
                     door.accept()
         assert all(map(is_shut, waiting)), "one would wake the event loop for ever"
         assert len(caplog.records) == 1
-        assert "closed unheard" in caplog.text
+        assert "closed unanswered" in caplog.text
         stack.enter_context(socket.create_connection(address))
         door.setblocking(True)
         stack.enter_context(door.accept()[0])

@@ -121,11 +121,11 @@ def test_a_chunk_continues_the_clients_last_one(policy):
         with client(running.url) as other:
             other.infer(observation(3))
         with client(running.url) as one:
-            with pytest.raises(ValueError, match="has none yet"):
+            with pytest.raises(ValueError, match="has not received a chunk yet"):
                 one.infer({**observation(0), "executed": 2})
             first = one.infer(observation(0))["actions"]
             for wrong, why in [
-                ({"executed": 9}, "'executed' is 9; the chunk had 8"),
+                ({"executed": 9}, "'executed' is 9, but the last chunk had 8"),
                 ({"executed": 6, "committed": 3}, "committed"),
                 ({"committed": 3}, "needs 'executed'"),
             ]:
@@ -215,7 +215,7 @@ def test_openpis_client_gets_a_policys_chunks(policy):
     ("changed", "why"),
     [
         ({"token_file": "empty"}, "holds no token"),
-        ({"private_key": "empty"}, "needs --certificate"),
+        ({"private_key": "empty"}, "without --certificate"),
         ({"certificate": "empty"}, "cannot be used"),
         ({"token_file": "absent"}, "No such file"),
     ],
@@ -230,7 +230,7 @@ def test_what_cannot_be_served_safely_is_refused_before_anything_is_loaded(chang
 def test_an_address_that_is_taken_is_refused_before_anything_is_loaded(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ValueError, match=f"127.0.0.1:{port} cannot be .*choose another --host"):
+        with pytest.raises(ValueError, match=f"Cannot .* 127.0.0.1:{port}.*choose another --host"):
             run(ServeConfig(tmp_path / "absent", port=port), Console(quiet=True))
 
 

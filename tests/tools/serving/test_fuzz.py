@@ -246,7 +246,8 @@ def test_broken_frames_and_headers_cost_nobody_else_anything(caplog):
                 raw.settimeout(300)
                 with suppress(ConnectionError):
                     raw.sendall(said)
-                    raw.shutdown(socket.SHUT_WR)
+                    with suppress(OSError):  # the server has closed it already
+                        raw.shutdown(socket.SHUT_WR)
                     while raw.recv(2**16):
                         pass
             assert good.infer(observation(1))["actions"][0, 0] == 1, name

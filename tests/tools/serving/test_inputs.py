@@ -114,7 +114,7 @@ def test_a_released_policys_default_stands_for_a_prompt_that_is_absent_or_empty(
 def test_an_empty_prompt_is_refused_where_a_policy_of_others_has_no_default():
     message = {"observation/image": PICTURE, "observation/wrist_image": PICTURE}
     libero = inputs_of(released("pi05_libero"), reads_state=False)
-    with pytest.raises(ValueError, match="'prompt' is empty; say what to do"):
+    with pytest.raises(ValueError, match="'prompt' is empty; describe the task"):
         libero.read({**message, "prompt": ""})
     with pytest.raises(ValueError, match=r"lacks \['prompt'\]"):
         libero.read(message)

@@ -93,9 +93,11 @@ def test_a_policy_behind_our_server_is_evaluated_beside_its_controls(points, tmp
             controls=("wrong-prompt", "blank-image"),
         )
         found, said = told(config)
-        assert f"{running.url} says of itself: " in said
+        assert f"The server at {running.url} describes itself as " in said
         assert '"robot": "pointer"' in said
-        with pytest.raises(ValueError, match=r"network is not here.*leave 'untrained' out"):
+        with pytest.raises(
+            ValueError, match=r"network cannot be re-initialised here.*leave 'untrained' out"
+        ):
             evaluate.run(replace(config, controls=("untrained",)), Console(quiet=True))
         until(lambda: running.server.answers.clients == 0)
     assert found["trained"].success.value == 1
@@ -142,9 +144,11 @@ def test_late_chunks_of_a_server_that_does_not_tell_their_length_are_evaluated_a
         at = EvaluateConfig(policy=running.url, suite=points, out=tmp_path / "out", episodes=1)
         told(replace(at, perturb=("all",)))
         left_out = json.loads((tmp_path / "out" / "evaluation.json").read_text())["left_out"]
-        assert "does not say how many steps its chunks have, and 6 are needed" in left_out["delay"]
+        assert (
+            "does not report how many steps its chunks have, and 6 are needed" in left_out["delay"]
+        )
         apart = replace(at, out=tmp_path / "apart", replan_steps=2)
-        with pytest.raises(ValueError, match="evaluate it with --delay 2 by itself"):
+        with pytest.raises(ValueError, match="evaluate with --delay 2 separately"):
             told(replace(apart, perturb=("delay",)))
         assert list(told(replace(apart, delay=2))[0]) == ["trained"]
 
@@ -266,7 +270,7 @@ def test_what_is_no_chunk_is_an_error_with_the_servers_words(answer, why):
 
 
 def test_a_server_of_another_robot_is_refused_with_what_both_have():
-    why = r"states {'observation/state': \[2\]} and answers actions of 2 dims"
+    why = r"states {'observation/state': \[2\]} and answers with actions of 2 dims"
     with (
         serving(Seeing()) as running,
         RemotePolicy(running.url) as policy,
@@ -278,7 +282,7 @@ def test_a_server_of_another_robot_is_refused_with_what_both_have():
 
 def test_a_server_whose_cameras_are_unknown_is_refused_with_the_question():
     spec = spec_of(PointWorld(), (32, 32))
-    why = r"does not say what it asks for.*--cameras CAMERA=KEY"
+    why = r"does not say which images it takes.*--cameras CAMERA=KEY"
     with (
         openpis(still) as (url, _),
         RemotePolicy(url) as policy,
@@ -291,7 +295,7 @@ def test_a_token_is_shown_and_without_it_one_is_asked_for(tmp_path):
     with serving(Seeing(), token="secret") as running:
         with RemotePolicy(running.url, "secret") as policy:
             assert policy.picture == 32
-        with pytest.raises(ValueError, match=r"does not let us in: .*401.*--token-file"):
+        with pytest.raises(ValueError, match=r"Cannot connect to .*401.*--token-file"):
             RemotePolicy(running.url)
 
 
@@ -305,7 +309,7 @@ def test_nobody_at_an_address_is_an_error_in_a_sentence(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({}, "either --checkpoint, or the --policy"),
+        ({}, "either --checkpoint, or --policy"),
         ({"policy": "localhost:8000"}, "'localhost:8000'; give a server's ws://HOST:PORT"),
         ({"policy": "ws://a", "euler_steps": 2}, "euler_steps is 2, .*--euler-steps there"),
         ({"policy": "ws://a", "solver": "ab2"}, "solver is ab2, .*--solver there"),

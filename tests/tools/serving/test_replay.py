@@ -50,7 +50,7 @@ def test_a_client_that_says_how_much_it_acted_goes_on_from_there(dataset):
 
 @pytest.mark.parametrize(
     ("episode", "steps", "why"),
-    [(3, 2, "no episode 3; give --episode 0 to 2"), (0, 0, "a chunk 0 steps")],
+    [(3, 2, "no episode 3; give --episode 0 to 2"), (0, 0, "chunks have 0 steps")],
 )
 def test_what_cannot_be_played_back_is_refused(dataset, episode, steps, why):
     with pytest.raises(ValueError, match=why):
@@ -59,7 +59,7 @@ def test_what_cannot_be_played_back_is_refused(dataset, episode, steps, why):
 
 def test_a_server_has_a_checkpoint_or_an_episode_and_not_both(dataset, tmp_path):
     for given in ({}, {"checkpoint": tmp_path, "replay": str(dataset)}):
-        with pytest.raises(ValueError, match="Give --checkpoint, or --replay"):
+        with pytest.raises(ValueError, match="Give either --checkpoint, or --replay"):
             run(ServeConfig(**given), None)
 
 

@@ -122,7 +122,7 @@ def test_the_command_ends_at_once_when_it_is_stopped_while_it_compiles(tmp_path)
         (0o600, {}, []),
         (0o644, {}, ["mode 644"]),
         (0o640, {}, ["mode 640"]),
-        (0o600, {"host": "0.0.0.0"}, ["Without --certificate, the token and pictures"]),
+        (0o600, {"host": "0.0.0.0"}, ["Without --certificate, the token and images"]),
         (0o600, {"host": "0.0.0.0", "certificate": "chain.pem"}, []),
         (0o600, {"host": "::1"}, []),
     ],
@@ -150,4 +150,4 @@ def test_clients_that_vanish_do_not_fill_the_log(caplog, monkeypatch):
 def test_a_server_for_everybody_says_that_it_is(tmp_path):
     lines = exposed(ServeConfig(tmp_path, host="0.0.0.0"))
     assert "Without --token-file" in lines[0]
-    assert "pictures and actions can be read" in lines[1]
+    assert "images and actions cross the network unencrypted" in lines[1]

@@ -148,7 +148,7 @@ def beside(
 ) -> list[dict[str, Any]]:
     """The rows of one dataset: rounds of every LeRobot alternate with our rounds of every work."""
     root = cache / kind
-    console.print(f"{peers[0].name} records '{kind}', unless it has before", highlight=False)
+    console.print(f"{peers[0].name} records '{kind}' (unless already recorded)", highlight=False)
     peers[0].ask(run="make", root=str(root), kind=kind)
     works = [work for work in works if work.kind == kind]
     calls: dict[str, dict[str, Callable[[int], ReadRate]]] = {}

@@ -38,7 +38,7 @@ def run(console: Console, tiny: bool = False, width: Width = "small") -> dict[st
         config = replace(wide(2), image_size=28 if tiny else CONFIG.image_size)
         optimizer, count, rounds = OptimizerConfig(), _WIDE_SAMPLES, 1 if tiny else _WIDE_ROUNDS
     samples = mixture(count, config=config)
-    console.print("Steps on the mixture alternate")
+    console.print("Timing steps on the mixture, packed and padded in turn")
     forms = {"packed": packed(samples, config), "padded": padded(samples, config)}
     found = padding.compared(config, optimizer, forms, rounds)
     if width == "real":

@@ -44,7 +44,7 @@ def run(console: Console, peer: Path | None = None, cache: Path = CACHE) -> dict
     root.parent.mkdir(parents=True, exist_ok=True)
     with asking(peer, "openpi_stats", {"HF_HOME": str(cache / "huggingface")}) as ask:
         about = ask(run="about")["versions"]
-        console.print("LeRobot records a dataset, unless it has before")
+        console.print("LeRobot records a dataset (unless already recorded)")
         ask(run="make", root=str(root), kind="av1")
         console.print("openpi reads it")
         theirs = ask(run="stats", root=str(root), horizon=_HORIZON)

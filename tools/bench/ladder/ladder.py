@@ -231,8 +231,8 @@ def difference(name: str, losses: Float[np.ndarray, " n"], first: Float[np.ndarr
     if not far <= TOLERANCE:
         raise ValueError(
             f"On the rung '{name}' a loss differs from the first rung's by {far:.1e} of it, "
-            f"expected at most {TOLERANCE:.0e}; speeds of two different computations are not "
-            f"compared."
+            f"expected at most {TOLERANCE:.0e}; speeds of different computations cannot be "
+            "compared."
         )
     return far
 

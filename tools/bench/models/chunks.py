@@ -22,7 +22,7 @@ def run(console: Console) -> dict[str, Any]:
     """Chunks per second of a training step; `ratio` is that of 8 chunks over 1."""
     batch = rows(CONFIG, random_batch(CONFIG))
     params = jax.jit(Pi(CONFIG).init)(jax.random.key(0))
-    console.print(f"Training steps of {_CHUNKS} chunks an observation alternate")
+    console.print(f"Timing training steps of {_CHUNKS} chunks per observation in turn")
     steps = {str(n): trainer(Pi(replace(CONFIG, chunks=n)), params, batch) for n in _CHUNKS}
     took = list(alternate(steps, _ROUNDS).values())
     count, table = batch.weight.size, []

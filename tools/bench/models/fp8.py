@@ -56,7 +56,7 @@ def run(console: Console, tiny: bool = False) -> dict[str, Any]:
     }
     calls = {name: partial(step, params, batch) for name, step in steps.items()}
     ready = {name: attempt(partial(_loss, call)) for name, call in calls.items()}
-    console.print(f"Steps alternate: {', '.join(calls)}")
+    console.print(f"Timing steps in turn: {', '.join(calls)}")
     able = {name: calls[name] for name, found in ready.items() if "error" not in found}
     took = alternate(able, 1 if tiny else _ROUNDS)
     samples = rows * _SAMPLES

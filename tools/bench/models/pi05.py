@@ -129,7 +129,7 @@ def measured(
         np.savez(at / "batch.npz", **arrays)  # type: ignore[arg-type]
         request = {"batch": str(at / "batch.npz"), "params": str(at / "params"), "seed": _SEED}
         request |= {"config": their_config(config), "steps": config.steps}
-        console.print("openpi draws weights; then both compute the same batch")
+        console.print("openpi initialises weights; then both compute the same batch")
         exact = {"JAX_DEFAULT_MATMUL_PRECISION": _EXACT}
         with asking(peer, "openpi", exact) as ask, jax.default_matmul_precision(_EXACT):
             about = ask(**request)
@@ -141,7 +141,7 @@ def measured(
         batch, found = rows(config, arrays), dict[str, dict[str, Any]]()
         told = {"fill": fill(config, arrays, batch), "errors": errors, "openpi": about}
         for dtype in dtypes:
-            console.print(f"Steps and samplings alternate in {dtype}")
+            console.print(f"Timing steps and sampling of both in turn, in {dtype}")
             with asking(peer, "openpi") as ask:
                 ask(**request | {"config": their_config(config) | {"dtype": dtype}})
                 timed = config.computing(dtype=dtype)
@@ -271,8 +271,8 @@ def deviations(
     far = {name: error for name, error in errors.items() if not error <= _TOLERANCE}
     if far:
         raise ValueError(
-            f"Ours and openpi's differ by {far} of their largest entry, expected at most "
-            f"{_TOLERANCE}; speeds of two different computations are not compared."
+            f"Our results and openpi's differ by {far} of their largest entry, expected at most "
+            f"{_TOLERANCE}; speeds of different computations cannot be compared."
         )
     return errors
 

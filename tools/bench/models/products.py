@@ -67,8 +67,8 @@ def run(console: Console, tiny: bool = False) -> dict[str, Any]:
     device = jax.devices()[0]
     if not tiny and device.platform != "gpu":
         raise ValueError(
-            f"The benchmark of products needs a GPU; the first device here is "
-            f"{device.device_kind} ({device.platform})."
+            f"The products benchmark needs a GPU; the first device here is {device.device_kind} "
+            f"({device.platform})."
         )
     trained, acted = (
         [_shrunk(size) if tiny else size for size in sizes(tokens)] for tokens in (_TOKENS, _ACTED)

@@ -242,7 +242,7 @@ def serve() -> Iterator[dict[str, Any]]:
         elif run == "read":
             yield read(**asked)
         else:
-            raise ValueError(f"{line.strip()}: run is none of about, make, read")
+            raise ValueError(f"{line.strip()}: run must be about, make or read")
 
 
 if __name__ == "__main__":

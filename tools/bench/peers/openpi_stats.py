@@ -129,7 +129,7 @@ def answer(run: str, **asked: Any) -> dict[str, Any]:
         return {"frames": peer.make(Path(asked["root"]), asked["kind"])}
     if run == "stats":
         return stats(**asked)
-    raise ValueError(f"run is {run}, none of about, make, stats")
+    raise ValueError(f"run is {run}; expected about, make or stats.")
 
 
 if __name__ == "__main__":

@@ -139,7 +139,9 @@ def main() -> None:
     """Command line."""
     config = tyro.cli(LateConfig, prog="python -m tools.bench.sim.late", description=__doc__)
     console = Console()
-    with in_a_line("The same command goes on from the finished episodes.", writing=config.out):
+    with in_a_line(
+        "Finished episodes are kept; run the same command again to continue.", writing=config.out
+    ):
         for row in run(config, console):
             rate = row["success"]
             console.print(

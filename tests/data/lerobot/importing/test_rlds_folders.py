@@ -103,14 +103,14 @@ def test_an_interrupted_import_goes_on_to_the_same_dataset(tmp_path):
     ("changed", "task", "message"),
     [
         ({}, "", "episode 0: names no instruction in 'language_instruction'; give one for all"),
-        ({"task": {"from": "words"}}, "", "'words': is no text of its steps, only"),
+        ({"task": {"from": "words"}}, "", "'words': is not a text column of the steps, which are"),
         (
             {"cameras": {"observation.images.hand": "observation.wrist_image_left"}},
             "go",
-            "'observation.wrist_image_left': is not in episode 3, but a camera is needed in all",
+            "'observation.wrist_image_left': is missing in episode 3, but every episode needs",
         ),
-        ({"columns": {"action": "actions"}}, "go", "'actions': is not there, from where"),
-        ({"columns": {"words": "language_instruction"}}, "go", "'language_.*': is not there"),
+        ({"columns": {"action": "actions"}}, "go", "'actions': is missing, but the layout takes"),
+        ({"columns": {"words": "language_instruction"}}, "go", "'language_.*': is missing, but"),
         ({"time": "reward"}, "go", "time: is given, but RLDS has steps at a steady rate"),
     ],
 )
@@ -131,7 +131,9 @@ def test_an_episode_of_several_instructions_has_the_first_and_it_is_said(tmp_pat
     assert "1 episodes have several instructions, one after the other (first: episode 0)" in (
         caplog.text
     )
-    with pytest.raises(ValueError, match="rlds, fps: is None; give whole frames per second"):
+    with pytest.raises(
+        ValueError, match="rlds, fps: is None; give a whole number of frames per second"
+    ):
         read_layout("rlds")
 
 

@@ -83,7 +83,7 @@ def test_as_tokens_run_out_only_those_that_finish_in_time_are_allowed(grammar, f
     counts = [int(np.sum(grammar.allowed(rest, left))) for left in range(1, HORIZON * 3)]
     assert counts == sorted(counts)
     fewest = 1 + next(i for i, count in enumerate(counts) if count)
-    with pytest.raises(ValueError, match=rf"takes at least {fewest} tokens .* lets {fewest - 1}"):
+    with pytest.raises(ValueError, match=rf"takes at least {fewest} tokens .* allows {fewest - 1}"):
         Grammar(fast, HORIZON, DIMS, fewest - 1)
     Grammar(fast, HORIZON, DIMS, fewest)
 
@@ -91,5 +91,5 @@ def test_as_tokens_run_out_only_those_that_finish_in_time_are_allowed(grammar, f
 def test_a_tokenizer_that_decodes_otherwise_is_refused(fast):
     other = Tokenizer.from_str(fast.bpe)
     other.decoder = decoders.Metaspace()
-    with pytest.raises(ValueError, match="decodes by Metaspace"):
+    with pytest.raises(ValueError, match="decodes with Metaspace"):
         token_bytes(Fast(other.to_str()))

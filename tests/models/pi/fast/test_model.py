@@ -232,7 +232,7 @@ def test_a_policy_answers_in_each_robots_dims(processor, learnt, samples):
 def test_what_it_cannot_do_is_refused_in_a_sentence(params, acting, processor, model):
     batch = pack([acting[:1]], CONFIG.layout(prefix=70, samples=1, images=1))
     noise = jnp.zeros(batch.actions.shape)
-    with pytest.raises(ValueError, match="was not told how its chunks are spelt"):
+    with pytest.raises(ValueError, match="has no FAST tokenizer"):
         CONFIG.build().sample_actions(params, batch, noise)
     with pytest.raises(ValueError, match="real-time chunking"):
         model.sample_actions(params, batch, noise, guidance=object())
