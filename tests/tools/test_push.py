@@ -136,6 +136,13 @@ def test_what_a_bucket_holds_is_removed_only_once_what_replaces_it_is_there(
     same_weights(url, trained)
 
 
+def test_a_file_that_has_a_new_folders_name_is_replaced(trained, tmp_path):
+    url = f"file://{tmp_path}/bucket"
+    Bucket(url).write("checkpoints", b"theirs")
+    checkpoint_tool.push_command(trained, url, options=replace(LICENSED, replace=True))
+    same_weights(url, trained)
+
+
 def test_what_is_pushed_has_a_licence():
     with pytest.raises(ValueError, match=r"Give --license, such as apache-2.0"):
         licence(PushOptions(), Console(file=None, force_terminal=False))

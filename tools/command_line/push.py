@@ -68,10 +68,17 @@ def push(
             f"{url} holds {len(held)} files already, such as {min(held)[:80]!r}; choose another "
             "URL, or give --replace to replace them."
         )
-    bucket.remove(name for name in held if name == names[-1] or name.endswith("digests.json"))
+    first = {
+        name
+        for name in held
+        if name == names[-1]
+        or name.endswith("digests.json")
+        or any(new.startswith(f"{name}/") for new in names)  # a file where a folder goes
+    }
+    bucket.remove(sorted(first))
     bucket.put(folder, names[:-1])
     bucket.write("README.md", card.encode())
-    bucket.remove(sorted(held.keys() - {*names, "README.md"}))
+    bucket.remove(sorted(held.keys() - first - {*names, "README.md"}))
     bucket.put(folder, names[-1:])
     return url
 
