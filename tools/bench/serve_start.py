@@ -34,17 +34,21 @@ _KINDS = {
 
 
 def starts(
-    made: Callable[[], Policy], console: Console, kinds: Sequence[str] = tuple(_KINDS)
+    made: Callable[[], Policy],
+    console: Console,
+    kinds: Sequence[str] = tuple(_KINDS),
+    options: Sequence[str] = (),
 ) -> dict[str, dict[str, float]]:
     """Seconds from the command to "listening", to "ready" and to the first "answer", and the
-    server's "cpu" seconds, for each kind of start of the policy that `made` makes."""
+    server's "cpu" seconds, for each kind of start of the policy that `made` makes, served with
+    `options`."""
     with tempfile.TemporaryDirectory() as scratch:
         root, found = Path(scratch), {}
         convert(made(), root / "run", "chiliad")
         for name in kinds:
-            cache, options = _KINDS[name]
+            cache, own = _KINDS[name]
             console.print(f"Starting: {name}")
-            found[name] = _start(root / "run", root / cache, options)
+            found[name] = _start(root / "run", root / cache, [*own, *options])
         return found
 
 
