@@ -59,7 +59,7 @@ BENCHMARKS: Mapping[str, str] = {
 COMMANDS: Mapping[str, str] = {"all": "tools.bench.all", "pages": "tools.bench.pages"}
 """Modules whose `main` is a command about all of them."""
 
-_WITH_PEER = ("cameras", "data", "ladder", "pi05", "stats")
+_WITH_PEER = ("act", "cameras", "data", "ladder", "pi05", "stats")
 _WITH_PEERS = ("cameras", "data")
 _WITH_TINY = (
     "act", "attention", "colocated", "fp8", "packing", "pi05", "processes", "products", "sim",
@@ -81,8 +81,9 @@ def main(
 
     Args:
       name: benchmark to run.
-      peer: the Python of an environment that has openpi (for pi05), LeRobot (for data, cameras and,
-        optionally, ladder) or both (for stats). data and cameras take Pythons of several LeRobots.
+      peer: the Python of an environment that has openpi (for act and pi05), LeRobot (for data,
+        cameras and, optionally, ladder) or both (for stats). data and cameras take Pythons of
+        several LeRobots.
       tiny: shrink the benchmark to seconds on a CPU, to try the same code; its figures mean
         nothing.
       width: "real" takes layers of the released widths for packing and pi05 (half an hour on two

@@ -69,6 +69,7 @@ BENCHES = (
     CpuBench("predict", 5, "predicted and measured training steps"),
     CpuBench("ladder", 7, "training from the recipe's starting point to ours, step by step"),
     CpuBench("rl", 18, "the levels of asynchronous RL"),
+    CpuBench("act", 10, "latency of acting, compared with openpi's", "openpi"),
     CpuBench("pi05", 5, "π0.5 compared with openpi", "openpi"),
     CpuBench("bucket", 3, "a frame store read from a bucket by several readers"),
     CpuBench("cameras", 10, "images of 480 x 640, compared with LeRobot's DataLoader", "LeRobot"),

@@ -102,8 +102,13 @@ MEASUREMENTS = (
         "tools.bench.models.products", environment=_WHOLE,
     ),
     Measurement(
-        "act", "act", "latency of π0.5 and GR00T, batches of 1 to 32", 150, 360,
+        "act", "act", "latency of π0.5 and GR00T, batches of 1, 8 and 32", 150, 360,
         "tools.bench.models.act", environment=_WHOLE,
+    ),
+    Measurement(
+        "act_openpi", "act", "latency of π0.5 and of openpi's in turn", 150, 360,
+        "tools.bench.models.act", options=("--peer", sys.executable), wants=("openpi",),
+        environment=_HALF,
     ),
     Measurement(
         "sim", "sim", "MJX (and Warp's) control steps, images of ours and through EGL", 150, 360,

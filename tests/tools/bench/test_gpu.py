@@ -63,15 +63,15 @@ def test_a_failure_is_recorded_stops_no_other_and_is_tried_again(monkeypatch, tm
     monkeypatch.setattr(gpu, "run", run)
     options = ["--tiny", "--out", str(tmp_path), "--part", "act", "rl"]
     assert main(options) == 1
-    assert ran == ["act", "colocated"]
+    assert ran == ["act", "act_openpi", "colocated"]
     assert "act: 1 failed: out of memory" in capsys.readouterr().out
     assert json.loads((tmp_path / "act.json").read_text())["machine"]["device"] == "1 × A GPU"
     assert main(options) == 1
-    assert ran == ["act", "colocated", "act"]
+    assert ran == ["act", "act_openpi", "colocated", "act"]
     said = capsys.readouterr().out
     assert "colocated  RL with environments, policy and learner on the GPU: finished" in said
     assert main([*options, "--again"]) == 1
-    assert ran[3:] == ["act", "colocated"]
+    assert ran[4:] == ["act", "act_openpi", "colocated"]
     assert "out of memory" in (tmp_path / "gpu.md").read_text()
 
 
@@ -223,12 +223,14 @@ def test_the_gpu_tests_are_found():
     assert {"test_gpu.py", "test_attention.py", "test_physics.py"} <= names
 
 
-def test_each_measurement_is_a_benchmark_by_its_name():
-    from tools.bench.__main__ import _WITH_TINY, BENCHMARKS
+def test_each_measurement_is_a_benchmark_by_its_name_or_that_beside_a_peer():
+    from tools.bench.__main__ import _WITH_PEER, _WITH_TINY, BENCHMARKS
 
     for each in (each for each in MEASUREMENTS if each.module):
-        assert BENCHMARKS[each.name] == each.module
-        assert each.name in _WITH_TINY
+        name = each.name.removesuffix("_openpi")
+        assert BENCHMARKS[name] == each.module
+        assert name in _WITH_TINY
+        assert "--peer" not in each.options or name in _WITH_PEER
         assert each.seconds <= each.limit
 
 
@@ -247,7 +249,9 @@ def test_the_page_says_what_the_json_says_and_no_more(tmp_path):
         json.dumps({"name": "fp8", "began": "then", "error": "It was stopped after 240 s: "})
     )
     made = page(tmp_path, MEASUREMENTS)
-    missing = "tests, attention, unrolled, pi05, products, act, sim, colocated, processes"
+    missing = (
+        "tests, attention, unrolled, pi05, products, act, act_openpi, sim, colocated, processes"
+    )
     assert f"Not measured yet: {missing}." in made
     assert "2026-12-01T00:00:00Z on 1 × NVIDIA H200, Python 3.12.3, jax 0.11.2, 80.5 s" in made
     assert "1.25 times: 50.0 samples/s, 40.0 in bf16." in made

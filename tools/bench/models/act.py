@@ -1,21 +1,32 @@
-"""Latency of acting: from a camera's pictures and a prompt to a chunk of actions on the host, of
-π0.5 and GR00T-N1.5 at their released sizes, in batches of 1, 8 and 32.
+"""Latency of acting: from pictures on the host and a prompt to a chunk of actions on the host, of
+π0.5 and GR00T-N1.5 at their released sizes, in batches of 1, 8 and 32; or of π0.5 compared with
+openpi's.
 
 Weights and computing are bf16. A round prepares the observations, computes, and brings the chunks
-back, as `tools.serve` does for as many robots that send requests at once.
+back, as `tools.serve` does for as many robots that send requests at once. openpi's half
+(tools/bench/peers/openpi.py) does what its server does between a client's transforms, and acts in
+turn with ours; on a CPU, both have the widths of the pi05 benchmark, in f32.
 """
 
 import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import count, islice
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import jax
 import numpy as np
 
-from models import Policy
+from models import PiConfig, Policy
+from models.layers.layers import Compute
 from models.terminal import Console, track
 from tools.bench.attempt import attempt, tell
+from tools.bench.models import pi05
 from tools.bench.models.random_policy import random_policy
+from tools.bench.peer import asking
 from tools.recipes.presets import load_preset
 
 _CAMERAS = ("base", "wrist")
@@ -23,16 +34,27 @@ _WORDS = ("lift", "the", "red", "block", "and", "put", "it", "into", "the", "dra
 _STATE, _BATCHES = 8, (1, 8, 32)
 
 
-def run(console: Console, tiny: bool = False) -> dict[str, Any]:
-    """Milliseconds from observation to chunk; `ratio` is the first model's chunks per second in the
-    largest batch over those one at a time.
+def run(console: Console, peer: Path | None = None, tiny: bool = False) -> dict[str, Any]:
+    """Milliseconds from observation to chunk. `ratio` is the first model's chunks per second in the
+    largest batch over those one at a time; with a peer, openpi's milliseconds for one observation
+    over ours.
+
+    Args:
+      peer: a Python that has openpi.
+      tiny: small pictures or models, and a few rounds.
 
     Raises:
-      ValueError: the first device is no GPU, and the sizes are the released ones.
+      ValueError: the first device is no GPU, no peer is given, and the sizes are the released ones.
+      FileNotFoundError: there is no such Python.
     """
-    if jax.default_backend() != "gpu" and not tiny:
-        raise ValueError("The act benchmark needs a GPU; --tiny tries it on a CPU.")
     rounds, batches = (2, (1, 2)) if tiny else (50, _BATCHES)
+    if peer is not None:
+        return compared(console, peer, _config(tiny), batches, rounds)
+    if jax.default_backend() != "gpu" and not tiny:
+        raise ValueError(
+            "The act benchmark needs a GPU, or --peer PYTHON to compare small widths with openpi's "
+            "on a CPU; --tiny tries it on a CPU."
+        )
     found = []
     for name in ("tiny", "groot-tiny") if tiny else ("pi05", "groot"):
         config = load_preset(name).model.computing(dtype="bfloat16")
@@ -53,24 +75,72 @@ def run(console: Console, tiny: bool = False) -> dict[str, Any]:
     }
 
 
+def compared(
+    console: Console, peer: Path, config: PiConfig, batches: Sequence[int], rounds: int
+) -> dict[str, Any]:
+    """Percentiles of the milliseconds of ours and openpi's in alternating rounds, and the median
+    over the rounds of their ratio, for each size of batch."""
+    policy, rows = random_policy(config, _WORDS, _CAMERAS, _STATE, sizes=batches), []
+    theirs = pi05.their_config(config) | {"dtype": config.compute.dtype}
+    with asking(peer, "openpi") as ask:
+        about = ask(config=theirs, seed=0, steps=config.steps)
+        for batch in track(batches, "π0.5 and openpi's act", console=console):
+            acting, took = acts(policy, batch), list[tuple[float, float]]()
+            for _ in range(rounds + 1):  # the first compiles
+                took.append((next(acting), ask(run="act", batch=batch)["seconds"]))
+            ours, other = (percentiles(each) for each in zip(*took[1:], strict=True))
+            ratio = median(b / a for a, b in took[1:])
+            named = [(f"ours_{key}", ms) for key, ms in ours.items()]
+            named += [(f"openpi_{key}", ms) for key, ms in other.items()]
+            rows.append({"batch": batch, "ratio": ratio, **dict(named)})
+    one = rows[0]
+    return {
+        "ratio": one["ratio"],
+        "ours": f"{one['ours_p50_ms']:.0f} ms for one observation",
+        "other": f"{one['openpi_p50_ms']:.0f} ms by openpi",
+        "unit": "ms",
+        "dtype": config.compute.dtype,
+        "rounds": rounds,
+        "rows": rows,
+        "openpi": about,
+    }
+
+
 def latency(policy: Policy, batch: int, rounds: int) -> dict[str, Any]:
     """Percentiles of the milliseconds of `rounds` rounds, after a first one of `start_seconds`,
     which compiles unless an earlier call left what it compiled."""
+    start, *seconds = islice(acts(policy, batch), rounds + 1)
+    found = percentiles(seconds)
+    return found | {
+        "chunks/s": batch * 1000 / found["p50_ms"],
+        "rounds": rounds,
+        "start_seconds": start,
+    }
+
+
+def acts(policy: Policy, batch: int) -> Iterator[float]:
+    """Seconds from each of ever new observations on the host to their chunks on the host."""
     rng, size = np.random.default_rng(0), policy.model.config.image_size
     shape = (batch, len(_CAMERAS), size, size, 3)
-    seconds = []
-    for at in range(rounds + 1):
+    for at in count():
         pictures = rng.integers(0, 256, shape, np.uint8)
         state = rng.normal(size=(batch, _STATE)).astype(np.float32)
         keys = [(at, row) for row in range(batch)]
         since = time.perf_counter()
         policy.act((pictures, state), [" ".join(_WORDS)] * batch, keys)
-        seconds.append(time.perf_counter() - since)
-    p50, p99 = 1000 * np.percentile(seconds[1:], (50, 99))
-    return {
-        "p50_ms": float(p50),
-        "p99_ms": float(p99),
-        "chunks/s": batch * 1000 / float(p50),
-        "rounds": rounds,
-        "start_seconds": seconds[0],
-    }
+        yield time.perf_counter() - since
+
+
+def percentiles(seconds: Sequence[float]) -> dict[str, float]:
+    """Median and 99th percentile in milliseconds."""
+    p50, p99 = 1000 * np.percentile(seconds, (50, 99))
+    return {"p50_ms": float(p50), "p99_ms": float(p99)}
+
+
+def _config(tiny: bool) -> PiConfig:
+    """π0.5 as released in bf16 on a GPU, with the widths of the pi05 benchmark in f32 on a CPU."""
+    if tiny:
+        return replace(pi05.CONFIG, image_size=28)
+    if jax.default_backend() == "gpu":
+        return PiConfig(compute=Compute("bfloat16"))
+    return pi05.CONFIG

@@ -15,9 +15,11 @@ First line, answered by {"versions": {...}, "parameters": n}:
           prompt (tokens a prompt is padded to): tests/fixtures/openpi/*/config.json are examples;
           dtype, of computing, f32 if not given.
   batch   images uint8 [b, 3, h, w, 3], image_mask bool [b, 3], tokens int32 [b, prompt], token_mask
-          bool [b, prompt], state [b, action_dim], actions and sample_noise [b, horizon, action_dim]
+          bool [b, prompt], state [b, action_dim], actions and sample_noise [b, horizon,
+          action_dim]; may be left out if nothing but act is run
   params  an Orbax directory in openpi's format. Where nothing is there yet, random weights, every
-          leaf perturbed, are written to it, for the caller to load.
+          leaf perturbed, are written to it, for the caller to load. Without `params`, the model has
+          openpi's initial weights in `dtype`, and no file is written
 
 Then any of these, in any order. The first train and the first sample compile, so time the later
 ones; seconds are from the call until its result is ready, pictures being floats on device already.
@@ -31,6 +33,9 @@ ones; seconds are from the call until its result is ready, pictures being floats
     {"run": "bytes"}   -> {"bytes": n}: of the training step's compiled program, its arguments,
           results that take no argument's place, and temporaries
     {"run": "sample"}  -> {"seconds": s}: `steps` Euler steps from sample_noise
+    {"run": "act", "batch": n}   -> {"seconds": s}: from n observations on the host (uint8 pictures,
+          the last camera slot empty, a prompt of 25 tokens, state) to their chunks on the host,
+          with the steps that openpi's Policy.infer takes between its transforms
 
 The script ends when stdin ends.
 """
@@ -66,6 +71,8 @@ from openpi.models import model as openpi_model
 from openpi.models.pi0_config import Pi0Config
 from openpi.shared import array_typing, nnx_utils
 from openpi.training import optimizer
+
+_PROMPT_TOKENS = 25
 
 
 def build(config: dict[str, Any]) -> Pi0Config:
@@ -126,14 +133,39 @@ def read_batch(path: str) -> tuple[openpi_model.Observation, jax.Array, jax.Arra
     return jax.tree.map(jnp.asarray, (observation, batch["actions"], batch["sample_noise"]))
 
 
+def observations(config: Pi0Config, size: int, draw: np.random.Generator) -> dict[str, Any]:
+    """`size` observations on the host in the format of `Observation.from_dict`."""
+    cameras, side = openpi_model.IMAGE_KEYS, openpi_model.IMAGE_RESOLUTION
+    real = {key: np.full(size, key != cameras[-1]) for key in cameras}
+    tokens = draw.integers(1, gemma.PALIGEMMA_VOCAB_SIZE, (size, config.max_token_len), np.int32)
+    return {
+        "image": {
+            key: draw.integers(0, 256, (size, *side, 3), np.uint8) * np.uint8(real[key][0])
+            for key in cameras
+        },
+        "image_mask": real,
+        "state": draw.normal(size=(size, config.action_dim)).astype(np.float32),
+        "tokenized_prompt": tokens,
+        "tokenized_prompt_mask": np.broadcast_to(
+            np.arange(config.max_token_len) < _PROMPT_TOKENS, tokens.shape
+        ),
+    }
+
+
 def serve(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Answers the first request, then each line of stdin."""
-    config, params = build(request["config"]), Path(request["params"])
-    if not params.exists():
-        write_random(config, params, request["seed"])
-    observation, actions, sample_noise = read_batch(request["batch"])
-    key = jax.random.key(request["seed"])
-    model = config.load(read_params(params))
+    config, key = build(request["config"]), jax.random.key(request["seed"])
+    if "params" in request:
+        params = Path(request["params"])
+        if not params.exists():
+            write_random(config, params, request["seed"])
+        model = config.load(read_params(params))
+    else:
+        initial = nnx.state(config.create(key)).to_pure_dict()
+        model = config.load(jax.tree.map(lambda w: w.astype(config.dtype), initial))
+    if "batch" in request:
+        observation, actions, sample_noise = read_batch(request["batch"])
+    draw = np.random.default_rng(request["seed"])
     graph, weights = nnx.split(model)
     schedule = optimizer.CosineDecaySchedule()
     update = optimizer.create_optimizer(optimizer.AdamW(), schedule)
@@ -156,6 +188,10 @@ def serve(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         sampled = sampler(key, observation, num_steps=request["steps"], noise=sample_noise)
         return jax.block_until_ready(sampled)
 
+    def act(inputs: dict[str, Any], key: jax.Array) -> np.ndarray:
+        seen = openpi_model.Observation.from_dict(jax.tree.map(jnp.asarray, inputs))
+        return np.asarray(sampler(key, seen, num_steps=request["steps"]))
+
     def check(out: str) -> dict[str, float]:
         (mean, loss), grads = nnx.jit(gradient)(model, key, observation, actions)
         _, noise_key, time_key = jax.random.split(key, 3)  # as compute_loss draws
@@ -169,20 +205,27 @@ def serve(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         "versions": {package: version(package) for package in packages},
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(weights)),
     }
-    state = (jnp.zeros((), jnp.int32), jax.tree.map(jnp.copy, weights), update.init(weights))
+
+    @cache
+    def begun() -> Any:
+        return jnp.zeros((), jnp.int32), jax.tree.map(jnp.copy, weights), update.init(weights)
 
     @cache
     def compiled() -> Any:
         with array_typing.disable_typechecking():  # of its dataclasses, which JAX fills otherwise
-            return train_step.lower(state, observation, actions).compile()
+            return train_step.lower(begun(), observation, actions).compile()
 
+    state, acting = None, key
     for line in sys.stdin:
         asked = json.loads(line)
+        if asked["run"] == "act":
+            inputs = observations(config, asked["batch"], draw)
+            acting, drawn = jax.random.split(acting)
         start = time.perf_counter()
         if asked["run"] == "check":
             yield check(asked["out"])
         elif asked["run"] == "train":
-            state, loss = jax.block_until_ready(compiled()(state, observation, actions))
+            state, loss = jax.block_until_ready(compiled()(state or begun(), observation, actions))
             yield {"seconds": time.perf_counter() - start, "loss": float(loss)}
         elif asked["run"] == "bytes":
             sizes = compiled().memory_analysis()
@@ -191,8 +234,13 @@ def serve(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         elif asked["run"] == "sample":
             sample()
             yield {"seconds": time.perf_counter() - start}
+        elif asked["run"] == "act":
+            act(inputs, drawn)
+            yield {"seconds": time.perf_counter() - start}
         else:
-            raise ValueError(f"run is {asked['run']!r}; expected check, train, bytes or sample.")
+            raise ValueError(
+                f"run is {asked['run']!r}; expected check, train, bytes, sample or act."
+            )
 
 
 if __name__ == "__main__":
