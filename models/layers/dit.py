@@ -29,6 +29,7 @@ from models.layers.layers import (
     Lora,
     Remat,
     feed_forward,
+    scan_but_last,
     scan_layers,
     stack_layers,
 )
@@ -216,11 +217,8 @@ class DiT(nnx.Module):
             )
             x = x[..., -read:, :]
         else:
-            before, last = (
-                jax.tree.map(lambda z, at=at: z[at], (stacked, *cached))
-                for at in (slice(None, -1), -1)
-            )
-            x, _ = scan_layers(pair, x, before[0], self.remat, rows, before[1:], unroll=unroll)
+            x, _ = scan_but_last(pair, x, stacked, self.remat, rows, cached, unroll)
+            last = jax.tree.map(lambda z: z[-1], (stacked, *cached))
             x, _ = pair(x, *last, *rows, read=read)
         shift, scale = jnp.split(self.modulation(time), 2, axis=-1)
         return self.out(self.norm(x) * (1 + scale) + shift)

@@ -28,6 +28,7 @@ from models.layers.layers import (
     Remat,
     RMSNorm,
     rotary,
+    scan_but_last,
     scan_layers,
     stack_layers,
 )
@@ -143,19 +144,14 @@ class Prefix(nnx.Module):
             x = x + block.attention.out(seen.out)
             return x + block.mlp(block.norm2(x)), (k, v)
 
-        scan = partial(
-            scan_layers,
-            layer,
-            x,
-            remat=self.remat,
-            rows=(segment, position),
-            pipeline=self.compute.pipeline,
-            unroll=self.compute.unroll,
-        )
+        rows, unroll = (segment, position), self.compute.unroll
         if axis_size("stage") > 1:
-            k, v = scan(weights)[1]
+            pipeline = self.compute.pipeline
+            k, v = scan_layers(
+                layer, x, weights, self.remat, rows, pipeline=pipeline, unroll=unroll
+            )[1]
             return Cache(k, v, segment)
-        x, (k, v) = scan(jax.tree.map(lambda w: w[:-1], weights))
+        x, (k, v) = scan_but_last(layer, x, weights, self.remat, rows, unroll=unroll)
         last = nnx.merge(graph, jax.tree.map(lambda w: w[-1], weights))
         last_k, last_v = last.attention.keys_values(last.norm1(x), position)
         return Cache(

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, TypeVar, cast, get_args
 
 import jax
@@ -307,6 +308,40 @@ def scan_layers(
     if pipeline is not None:
         return circulate(scan, layer, x, stacked, cached, rows, pipeline)
     return scan(layer, x, stacked, cached, rows)
+
+
+def scan_but_last(
+    layer: Callable[..., tuple[Carry, Any]],
+    x: Carry,
+    stacked: Any,
+    remat: Remat = "none",
+    rows: tuple[Any, ...] = (),
+    cached: tuple[Any, ...] = (),
+    unroll: bool = False,
+) -> tuple[Carry, Any]:
+    """Runs all layers but the last, as `scan_layers` does on a mesh without stages.
+
+    Where nothing is differentiated, each layer's weights and `cached` are read where they lie. A
+    loop over a slice of them would begin with a copy of it, which in backward is made anyway.
+    """
+
+    def sliced(x: Carry, own: Any, rows: tuple[Any, ...]) -> tuple[Carry, Any]:
+        weights, cached = jax.tree.map(lambda w: w[:-1], own)
+        return scan_layers(layer, x, weights, remat, rows, cached, unroll=unroll)
+
+    @jax.custom_vjp
+    def run(x: Carry, own: Any, rows: tuple[Any, ...]) -> tuple[Carry, Any]:
+        def indexed(x: Carry, at: Int[Array, ""], *rows: Any) -> tuple[Carry, Any]:
+            weights, cached = jax.tree.map(
+                lambda w: jax.lax.dynamic_index_in_dim(w, at, keepdims=False), own
+            )
+            return layer(x, weights, *cached, *rows)
+
+        at = jnp.arange(len(jax.tree.leaves(stacked)[0]) - 1)
+        return scan_layers(indexed, x, at, rows=rows, unroll=unroll)
+
+    run.defvjp(partial(jax.vjp, sliced), lambda back, given: back(given))
+    return run(x, (stacked, cached), rows)
 
 
 _QKV = "qkv"
