@@ -80,7 +80,7 @@ BENCHES = (
         of=("pi05", "--width", "real"),
     ),
     CpuBench(
-        "serve_real", 10, "a server's start with π0.5 as released (32 GB or more)",
+        "serve_real", 10, "a server's start with π0.5 as released (all of 24 GB)",
         of=("serve", "--width", "real"),
     ),
     CpuBench(

@@ -12,6 +12,9 @@ import json
 import sys
 import time
 from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -26,6 +29,7 @@ from models.terminal import Console
 from tools.bench.models.pi05 import Width
 from tools.bench.models.random_policy import random_policy
 from tools.bench.serve_start import starts
+from tools.convert_checkpoint import convert
 from tools.recipes.presets import TINY
 from tools.serving.engine import Engine
 from tools.serving.limits import Limits
@@ -65,7 +69,7 @@ def run(console: Console, load: ClientLoad | None = None, width: Width = "small"
         return _real_start(console)
     policy = make_policy()
     found = asyncio.run(_measure(policy, load or ClientLoad(), console))
-    return {**found, "start": starts(lambda: policy, console)}
+    return {**found, "start": starts(partial(_save, policy), console)}
 
 
 def make_policy() -> Policy:
@@ -74,13 +78,16 @@ def make_policy() -> Policy:
 
 
 def _real_start(console: Console) -> dict[str, Any]:
-    config = PiConfig(compute=Compute("bfloat16"))
-
-    def make() -> Policy:
-        return random_policy(config, _PROMPT.split(), CAMERAS, config.state_dim, config.action_dim)
+    def save(run: Path) -> None:
+        """Saves from a process of its own, whose end returns all of its memory to the servers."""
+        child = get_context("spawn").Process(target=_save_real, args=(run,))
+        child.start()
+        child.join()
+        if child.exitcode:
+            raise ValueError(f"Saving the policy ended with exit code {child.exitcode}.")
 
     dtype = "bfloat16" if jax.default_backend() == "gpu" else "float32"
-    found = starts(make, console, ("nothing kept", "programs kept"), ("--dtype", dtype))
+    found = starts(save, console, ("nothing kept", "programs kept"), ("--dtype", dtype))
     kept, nothing = (found[kind]["answer"] for kind in ("programs kept", "nothing kept"))
     return {
         "ratio": nothing / kept,
@@ -90,6 +97,16 @@ def _real_start(console: Console) -> dict[str, Any]:
         "dtype": dtype,
         "start": found,
     }
+
+
+def _save_real(run: Path) -> None:
+    config = PiConfig(compute=Compute("bfloat16"))
+    policy = random_policy(config, _PROMPT.split(), CAMERAS, config.state_dim, config.action_dim)
+    _save(policy, run)
+
+
+def _save(policy: Policy, run: Path) -> None:
+    convert(policy, run, "chiliad")
 
 
 async def _measure(policy: Policy, load: ClientLoad, console: Console) -> dict[str, Any]:

@@ -20,9 +20,7 @@ import numpy as np
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from models import Policy
 from models.terminal import Console
-from tools.convert_checkpoint import convert
 from tools.serving.wire import pack, unpack
 
 _KINDS = {
@@ -34,17 +32,17 @@ _KINDS = {
 
 
 def starts(
-    made: Callable[[], Policy],
+    save: Callable[[Path], None],
     console: Console,
     kinds: Sequence[str] = tuple(_KINDS),
     options: Sequence[str] = (),
 ) -> dict[str, dict[str, float]]:
     """Seconds from the command to "listening", to "ready" and to the first "answer", and the
-    server's "cpu" seconds, for each kind of start of the policy that `made` makes, served with
-    `options`."""
+    server's "cpu" seconds, for each kind of start of the policy that `save` writes to a folder,
+    served with `options`."""
     with tempfile.TemporaryDirectory() as scratch:
         root, found = Path(scratch), {}
-        convert(made(), root / "run", "chiliad")
+        save(root / "run")
         for name in kinds:
             cache, own = _KINDS[name]
             console.print(f"Starting: {name}")
