@@ -31,6 +31,7 @@ from models.inputs.chat import PICTURE
 from models.inputs.fast import Fast
 from models.inputs.processor import Processor
 from models.inputs.tokenizer import SentencePiece
+from models.layers import stack
 from models.layers.fp8 import HISTORY_LEAF
 from models.layers.layers import Lora
 from models.layers.quantized import (
@@ -41,7 +42,7 @@ from models.layers.quantized import (
     quantize_kernel,
     shape_of,
 )
-from models.model import Model, ModelConfig, in_few_bits
+from models.model import STACKED, Model, ModelConfig, in_few_bits
 from models.pi import lerobot, openpi
 from models.pi.conventions import ActingOptions, lerobot_policy, openpi_policy, with_names
 from models.pi.fast import checkpoint as pi0_fast
@@ -68,6 +69,7 @@ def load_policy(
     robot: str | None = None,
     padding: Literal["masked", "released"] | None = None,
     modality: Path | str | None = None,
+    apart: bool = False,
 ) -> Policy:
     """The policy in a checkpoint, ready to act.
 
@@ -98,6 +100,8 @@ def load_policy(
         None.
       modality: for NVIDIA's files of GR00T, the modality.json with the parts of the robot in the
         order in which its data config reads them.
+      apart: keeps the weights of each layer apart (`models.layers.stack`). The policy acts faster,
+        but its parameters cannot be saved or trained.
 
     Raises:
       FileNotFoundError: there is no checkpoint at `path`.
@@ -105,8 +109,10 @@ def load_policy(
         NaN (every difference is listed); `steps` is less than one; `solver` does not exist, or the
         family has none; the family computes in one dtype only, or has no `padding`; or neither the
         files, the folder's name nor the options say how the policy acts (every open question is
-        listed).
+        listed); `apart` is given with a mesh.
     """
+    if apart and mesh is not None:
+        raise ValueError("Layers are kept apart on one device only; leave out `apart` or `mesh`.")
     if steps is not None and steps < 1:
         raise ValueError(f"steps is {steps}; the sampler needs at least one step.")
     path = local(path)
@@ -130,6 +136,8 @@ def load_policy(
         config = config.changed(solver=solver)
     model = config.build()
     params = load_params(path, like_model(model, dtype, mesh), found, as_saved=dtype is None)
+    if apart and (stacked := getattr(model, STACKED, None)) is not None:
+        params = stack.apart(params, stacked)
     return Policy(model, params, processor, embodiment=_chosen(path, found, robot))
 
 

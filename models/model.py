@@ -261,6 +261,10 @@ TERMS = ("term_names", "losses")
 batch, key)`, which returns the loss's sum and (its count, each term's sum by name). Training logs
 the terms one by one."""
 
+STACKED = "stacked"
+"""Name of an optional member of a Model: a regex, found in the paths of the parameters of its
+stacks (`models.layers.stack`), which can be taken apart for acting."""
+
 FLOW = ("field", "observe", "observing", "feature_width")
 """Members of a FlowModel beyond those of a Model."""
 

@@ -24,6 +24,7 @@ from models.inputs.observation import read_observation
 from models.inputs.packed_batch import PackedBatch, Sample, pack
 from models.inputs.processor import Processor
 from models.inputs.raw import batched, is_raw, read_raw
+from models.layers.stack import laid_out_as
 from models.model import function_at, require, told
 
 
@@ -516,7 +517,7 @@ class Policy:
         text; it keeps the compiled programs."""
         other = replace(
             self,
-            params=self.params if params is None else params,
+            params=self.params if params is None else laid_out_as(self.params, params),
             sizes=self.sizes if sizes is None else sizes,
             shortest=self.shortest if shortest is None else shortest,
         )

@@ -15,9 +15,9 @@ from jax.sharding import PartitionSpec
 
 from models.attention.attention import attend
 from models.flow import flow
-from models.layers import layers
+from models.layers import layers, stack
 from models.layers.functional import Functional
-from models.layers.layers import Compute, Dense, feed_forward, scan_layers, stack_layers
+from models.layers.layers import Compute, Dense, feed_forward
 from models.layers.siglip import Siglip, SiglipConfig
 from models.model import ModelConfig, Stack
 from parallel.optimizer import OptimizerConfig
@@ -98,7 +98,7 @@ class Modules(nnx.Module):
         self.position = nnx.Param(draw(rngs.params(), (config.horizon, width)))
         self.action_in = nnx.Linear(config.action_dim, width, rngs=rngs)
         self.time_in = nnx.Linear(width, width, rngs=rngs)
-        self.blocks = stack_layers(lambda r: Block(config, r), config.depth, rngs)
+        self.blocks = stack.stack_layers(lambda r: Block(config, r), config.depth, rngs)
         self.action_out = nnx.Linear(width, config.action_dim, rngs=rngs)
 
     def observe(self, batch):
@@ -117,7 +117,7 @@ class Modules(nnx.Module):
         x = self.action_in(noised) + self.position[...] + embedded[..., None, :]
         graph, weights = nnx.split(self.blocks)
         layer = lambda x, weights, *rows: (nnx.merge(graph, weights)(x, *rows), None)  # noqa: E731
-        x, _ = scan_layers(layer, x.astype(observed[0].dtype), weights, rows=observed)
+        x, _ = stack.scan_layers(layer, x.astype(observed[0].dtype), weights, rows=observed)
         features = x.astype(jnp.float32)
         return flow.Predicted(self.action_out(features), features)
 

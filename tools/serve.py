@@ -124,6 +124,7 @@ def load(config: ServeConfig) -> Policy:
         steps=config.euler_steps,
         solver=config.solver,
         dtype=config.dtype,
+        apart=True,
     )
     if policy.processor is not None and config.longest_prompt is not None:
         limit = policy.processor.text_limit

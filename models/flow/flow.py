@@ -6,7 +6,7 @@ sample id), so what a sample is trained on does not depend on its batch, its row
 """
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -24,11 +24,13 @@ class Predicted(NamedTuple):
     """Features of the action expert, from which the velocity is read."""
 
 
-Field = Callable[
-    [Float[Array, "r k c h a"], Float[Array, "r k c"] | Float[Array, "r k c h"]], Predicted
-]
-"""Function of noised chunks and their flow times, for a batch that was read once. Families whose
-config has `rtc_max_delay` also accept a time for each step."""
+Field = Callable[..., Predicted]
+"""Function of noised chunks [r k c h a] and their flow times [r k c], for a batch that was read
+once. Families whose config has `rtc_max_delay` also accept a time for each step, [r k c h]."""
+
+Ahead = Callable[[Float[Array, " s"]], Any]
+"""Function of a sampler's flow times, which gives what the network computes of a time alone: a tree
+of arrays [s, ...]. Computed for all steps at once, it reads its weights once, not once a step."""
 
 Solver = Literal["euler", "ab2"]
 """Integrator of the flow; both evaluate the velocity once a step. "euler": Euler's method, which
@@ -101,9 +103,10 @@ def integrate(
     steps: int,
     guidance: Guidance | None = None,
     solver: Solver = "euler",
+    ahead: Ahead | None = None,
 ) -> Float[Array, "*b h a"]:
     """Integrates the flow from t = 1 to its end at t = 0, in `steps` equal steps, pulled by
-    `guidance` if given.
+    `guidance` if given. With `ahead`, the velocity's third argument is that of its step.
 
     Every step evaluates the velocity once, at its beginning, and so never at t = 0, which training
     leaves out. "ab2" advances by 3/2 of this velocity less 1/2 of the previous step's; its first
@@ -116,19 +119,20 @@ def integrate(
         check_guided(solver, steps, guidance.limit)
         velocity = guided(velocity, guidance)
     size, at = np.float32(1 / steps), jnp.asarray(times(steps))
+    known = (at,) if ahead is None else (at, ahead(at))
 
-    def euler(x: Array, t: Array) -> tuple[Array, None]:
-        return x - velocity(x, t) * size, None
+    def euler(x: Array, known: tuple[Any, ...]) -> tuple[Array, None]:
+        return x - velocity(x, *known) * size, None
 
-    def ab2(carry: _Ab2, now: tuple[Array, Array]) -> tuple[_Ab2, None]:
-        t, weight = now
-        v = velocity(carry.x, t)
+    def ab2(carry: _Ab2, now: tuple[tuple[Any, ...], Array]) -> tuple[_Ab2, None]:
+        known, weight = now
+        v = velocity(carry.x, *known)
         return _Ab2(carry.x - (v + weight * (v - carry.before)) * size, v), None
 
     if solver == "euler":
-        return jax.lax.scan(euler, noise, at)[0]
+        return jax.lax.scan(euler, noise, known)[0]
     weight = jnp.where(jnp.arange(steps) > 0, np.float32(0.5), 0)
-    return jax.lax.scan(ab2, _Ab2(noise, jnp.zeros_like(noise)), (at, weight))[0].x
+    return jax.lax.scan(ab2, _Ab2(noise, jnp.zeros_like(noise)), (known, weight))[0].x
 
 
 def check_solver(name: str, solver: Solver) -> None:
@@ -155,16 +159,19 @@ def sample(
     steps: int,
     guidance: Guidance | Given | None = None,
     solver: Solver = "euler",
+    ahead: Ahead | None = None,
 ) -> Float[Array, "r k h a"]:
     """`integrate` for a policy: a chunk for each of the batch's samples. If `guidance` is a
-    `Given`, the chunk begins with exactly the given actions, which are read at flow time 0."""
+    `Given`, the chunk begins with exactly the given actions, which are read at flow time 0, so that
+    nothing is computed `ahead`; otherwise its part for a step is the field's third argument."""
     if isinstance(guidance, Given):
         return _continued(field, noise, steps, guidance, solver)
 
-    def velocity(x: Array, t: Array) -> Array:
-        return field(x[:, :, None], jnp.full((*x.shape[:2], 1), t)).velocity[:, :, 0]
+    def velocity(x: Array, t: Array, *ahead: Any) -> Array:
+        time = jnp.full((*x.shape[:2], 1), t)
+        return field(x[:, :, None], time, *ahead).velocity[:, :, 0]
 
-    return integrate(velocity, noise, steps, guidance, solver)
+    return integrate(velocity, noise, steps, guidance, solver, ahead)
 
 
 class _Ab2(NamedTuple):

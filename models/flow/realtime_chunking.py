@@ -9,7 +9,7 @@ time 0.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,9 @@ trained to read the committed actions."""
 LIMIT = 5.0
 """The paper's bound on the guidance's weight, which is infinite at the first step of the flow."""
 
-Velocity = Callable[[Float[Array, "*b h a"], Float[Array, ""]], Float[Array, "*b h a"]]
+Velocity = Callable[..., Float[Array, "*b h a"]]
+"""Function of a noised chunk [*b h a] and its flow time [], and of what was computed ahead for this
+time, if anything was."""
 
 
 class Guidance(NamedTuple):
@@ -107,9 +109,11 @@ def guided(velocity: Velocity, guidance: Guidance) -> Velocity:
     not mix chunks, a chunk is pulled by its own guidance alone.
     """
 
-    def corrected(x: Float[Array, "*b h a"], t: Float[Array, ""]) -> Float[Array, "*b h a"]:
+    def corrected(
+        x: Float[Array, "*b h a"], t: Float[Array, ""], *ahead: Any
+    ) -> Float[Array, "*b h a"]:
         def end(x: Array) -> tuple[Array, Array]:
-            v = velocity(x, t)
+            v = velocity(x, t, *ahead)
             return x - t * v, v
 
         expected, pull, v = jax.vjp(end, x, has_aux=True)

@@ -7,6 +7,7 @@ release trains its adapter and transformer with a dropout of 0.2; here it is opt
 flow time runs from noise at 0 to data at 1; only `time_bucket` reverses it.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -16,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import PartitionSpec
+from jax.sharding import PartitionSpec, get_abstract_mesh
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
 from models.attention.ring import deal
@@ -38,13 +39,13 @@ from models.layers.dit import LOG_10000, Adapter, DiT, TransformerConfig, sinuso
 from models.layers.dropout import folded, sample_keys
 from models.layers.film import image_prompts
 from models.layers.functional import Functional, Params
-from models.layers.gemma import Cache
+from models.layers.gemma import Cache, Modulations
 from models.layers.layers import Compute, Remat
 from models.layers.pipeline import staged
 from models.layers.qwen3 import Qwen, QwenConfig
 from models.layers.siglip import Siglip, SiglipConfig
 from models.model import ModelConfig, Stack
-from models.sharding import Rules, keep_rows, look_up
+from models.sharding import Rules, axis_size, keep_rows, look_up
 
 TAGS: Mapping[str, int] = dict(RELEASED["GR00T-N1.5-3B"].tags)
 """Rows of the released embodiments' tables, by tag."""
@@ -203,6 +204,9 @@ class Groot:
 
     config: GrootConfig
 
+    stacked = r"^(vision/blocks|language/layers|adapter/blocks|dit/(cross|self)_blocks)/"
+    """A regex that matches the paths of the parameters of stacks, see `models.layers.stack`."""
+
     @property
     def sharding_rules(self) -> Rules:
         return SHARDING_RULES
@@ -290,7 +294,8 @@ class Groot:
         """Normalised action chunks by `config.solver`, in `config.steps` steps unless `steps` is
         given; `guidance` pulls them towards given actions."""
         steps = self.config.steps if steps is None else steps
-        return flow.sample(self.field(params, batch), noise, steps, guidance, self.config.solver)
+        field, ahead = self.field(params, batch), self._modules.bind(params).ahead
+        return flow.sample(field, noise, steps, guidance, self.config.solver, ahead)
 
     def features(self, params: Params, batch: PackedBatch) -> Float[Array, "r p w"]:
         """The language model's features of the prefix, before the adapter."""
@@ -389,10 +394,17 @@ class _Modules(nnx.Module):
         state = batch.state[:, :, None].astype(self.dtype)
         return _Observed(cache, self.state_encoder(state, batch.embodiment))
 
+    def ahead(self, time: Float[Array, " s"]) -> Modulations | None:
+        """Modulations at flow times; None on a mesh with stages, whose layers are given what they
+        read by rows."""
+        return None if axis_size("stage") > 1 else self.dit.modulations(time_bucket(time))
+
     def act(
         self,
         noised: Float[Array, "r k c h a"],
         time: Float[Array, "r k c"],
+        ahead: Modulations | None = None,
+        *,
         observed: _Observed,
         robot: Int[Array, "r k"],
         keys: UInt32[Array, "r k d"] | None = None,
@@ -402,7 +414,8 @@ class _Modules(nnx.Module):
         actions = actions + self.positions[:horizon].astype(self.dtype)
         shared = (observed.state[:, :, None], self.future_tokens[...].astype(self.dtype))
         spread = [jnp.broadcast_to(x, (*time.shape, *x.shape[-2:])) for x in shared]
-        x = self.dit(jnp.concatenate([*spread, actions], -2), bucket, observed.cache, horizon, keys)
+        x = jnp.concatenate([*spread, actions], -2)
+        x = self.dit(x, bucket, observed.cache, horizon, keys, ahead)
         velocity = -self.action_decoder(x, robot).astype(jnp.float32)
         return flow.Predicted(velocity, x.astype(jnp.float32))
 
@@ -432,16 +445,12 @@ class EmbodimentLinear(nnx.Module):
         return _project(x, kernel) + bias.reshape(*bias.shape[:2], *[1] * (x.ndim - 3), -1)
 
     def of(self, robot: Int[Array, "r k"]) -> tuple[Float[Array, "s t i o"], Float[Array, "s t o"]]:
-        """The kernel and the bias of each sample; [1, 1, ...] if there is one robot. They are
-        selected by a product with a one-hot vector, which a mesh splits like any other product.
-        Indexing would gather sharded weights in f32 and sum their gradients unsharded."""
+        """The kernel and the bias of each sample; [1, 1, ...] if there is one robot."""
         used = np.array(self.rows) if self.rows else slice(None)
         kernel, bias = (x[...][used].astype(self.dtype) for x in (self.kernel, self.bias))
         if len(kernel) == 1:
             return kernel[None], bias[None]
-        chosen = jax.nn.one_hot(robot, len(kernel), dtype=self.dtype)
-        kernels = jnp.einsum("rkn,nio->rkio", chosen, kernel, precision="highest")
-        return keep_rows((kernels, jnp.einsum("rkn,no->rko", chosen, bias, precision="highest")))
+        return keep_rows((_chosen(kernel, robot), _chosen(bias, robot)))
 
 
 class EmbodimentMLP(nnx.Module):
@@ -482,6 +491,22 @@ class ActionEncoder(nnx.Module):
         time = _project(time, from_time) + bias[:, :, None]
         x = _project(self.action(x, robot), from_action) + time[..., None, :]
         return self.out(jax.nn.silu(x), robot)
+
+
+def _chosen(table: Float[Array, " n *w"], robot: Int[Array, "r k"]) -> Float[Array, "r k *w"]:
+    """`table[robot]`. On a mesh, and in training, it is a product with one-hot vectors, which is
+    split like any other product: indexing would gather sharded weights in f32 and sum their
+    gradients unsharded. On one device, acting reads only the robots' own weights."""
+
+    def product(table: Array, robot: Array) -> Array:
+        one_hot = jax.nn.one_hot(robot, len(table), dtype=table.dtype)
+        return jnp.einsum("rkn,n...->rk...", one_hot, table, precision="highest")
+
+    if math.prod(get_abstract_mesh().shape.values()) > 1:
+        return product(table, robot)
+    chosen = jax.custom_vjp(lambda table, robot: table[robot])
+    chosen.defvjp(partial(jax.vjp, product), lambda back, given: back(given))
+    return chosen(table, robot)
 
 
 def _project(

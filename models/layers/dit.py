@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, Int, UInt32
 from models.attention.attention import attend, attend_locally
 from models.files.bounds import LARGEST_DEPTH, check_size, check_sizes
 from models.layers.dropout import drop
-from models.layers.gemma import Cache
+from models.layers.gemma import Cache, Modulations
 from models.layers.layers import (
     Compute,
     Dense,
@@ -29,11 +29,9 @@ from models.layers.layers import (
     Lora,
     Remat,
     feed_forward,
-    scan_but_last,
-    scan_layers,
-    stack_layers,
 )
 from models.layers.pipeline import apart
+from models.layers.stack import layer_of, over_layers, scan_but_last, scan_layers, stack_layers
 from models.sharding import ROWS, axis_size, constrain, dividing
 
 LOG_10000 = np.log(np.float32(10_000))
@@ -152,6 +150,19 @@ class DiT(nnx.Module):
         )
         return Cache(k, v, segment)
 
+    @jax.named_scope("dit/norm")
+    def modulations(self, bucket: Int[Array, " s"]) -> Modulations:
+        """Modulations of all norms in S buckets of time, from one reading of the weights."""
+        time = self._time(bucket)
+
+        def layers(blocks: Any) -> Array:
+            graph, weights = nnx.split(blocks)
+            of = over_layers(lambda w: nnx.merge(graph, w).modulation(time), weights)
+            return of.swapaxes(0, 1)
+
+        cross, among = layers(self.cross_blocks), layers(self.self_blocks)
+        return Modulations(cross, among, self.modulation(time))
+
     @jax.named_scope("dit")
     def __call__(
         self,
@@ -160,17 +171,16 @@ class DiT(nnx.Module):
         cache: Cache,
         read: int,
         keys: UInt32[Array, "r k d"] | None = None,
+        ahead: Modulations | None = None,
     ) -> Float[Array, "r k c h o"]:
         """The last `read` tokens of each chunk. The last layer computes only these. With several
         stages, however, it computes all tokens, in the time that the other stages take for theirs.
 
         Args:
           keys: dropout keys of each sample, in training; then the last layer computes all tokens.
+          ahead: the bucket's modulations, if they are known.
         """
-        half = _TIME_WIDTH // 2
-        time = sinusoid(bucket, LOG_10000 * np.arange(half, dtype=np.float32) / (half - 1))
-        time = jnp.roll(time, half, axis=-1).astype(jnp.dtype(self.compute.dtype))
-        time = jax.nn.silu(self.time_out(jax.nn.silu(self.time_in(time))))[..., None, :]
+        time, known = self._time(bucket)[..., None, :], ahead or Modulations()
         r, samples, chunks, tokens, _ = x.shape
         segment = jnp.repeat(jnp.arange(1, samples + 1), chunks * tokens)
         segment = jnp.broadcast_to(segment, (r, segment.size))
@@ -180,7 +190,7 @@ class DiT(nnx.Module):
         )
 
         def pair(
-            x: Array, stacked: Any, k: Array, v: Array, *rows: Array, read: int = tokens
+            x: Array, stacked: Any, k: Array, v: Array, known: Any, *rows: Any, read: int = tokens
         ) -> tuple[Array, None]:
             weights = stacked[0]
             cross, among = nnx.merge(cross_graph, weights[0]), nnx.merge(self_graph, weights[1])
@@ -188,7 +198,7 @@ class DiT(nnx.Module):
             x = constrain(x, ROWS, over)
             time, segment, cached_segment = rows[:3]
             own = jnp.ones((len(x), samples * chunks, tokens), jnp.int32)
-            q = cross.q(cross.modulated(x, time))
+            q = cross.q(cross.modulated(x, time, known[0]))
             seen = attend(
                 q.reshape(len(x), -1, *q.shape[4:]),
                 k,
@@ -200,7 +210,7 @@ class DiT(nnx.Module):
                 samples=samples,
             )
             x = cross.mlp(x + _attended(cross.out(seen.out.reshape(q.shape)), first), first)
-            y = among.modulated(x, time)
+            y = among.modulated(x, time, known[1])
             q, k, v = among.q(y[..., -read:, :]), among.k(y), among.v(y)
             q, k, v = (z.reshape(len(x), -1, *z.shape[3:]) for z in (q, k, v))
             seen = jax.vmap(attend_locally)(q, k, v, own[..., -read:], own)
@@ -210,7 +220,7 @@ class DiT(nnx.Module):
 
         both = (cross_weights, self_weights)
         stacked, rows = _with_keys(both, (time, segment, cache.segment), keys)
-        cached, unroll = (cache.k, cache.v), self.compute.unroll
+        cached, unroll = (cache.k, cache.v, known[:2]), self.compute.unroll
         if axis_size("stage") > 1 or keys is not None:
             x, _ = scan_layers(
                 pair, x, stacked, self.remat, rows, cached, self.compute.pipeline, unroll=unroll
@@ -218,10 +228,17 @@ class DiT(nnx.Module):
             x = x[..., -read:, :]
         else:
             x, _ = scan_but_last(pair, x, stacked, self.remat, rows, cached, unroll)
-            last = jax.tree.map(lambda z: z[-1], (stacked, *cached))
+            last = layer_of((stacked, *cached), -1)
             x, _ = pair(x, *last, *rows, read=read)
-        shift, scale = jnp.split(self.modulation(time), 2, axis=-1)
+        modulation = self.modulation(time) if known.norm is None else known.norm
+        shift, scale = jnp.split(modulation, 2, axis=-1)
         return self.out(self.norm(x) * (1 + scale) + shift)
+
+    def _time(self, bucket: Int[Array, "*b"]) -> Float[Array, "*b w"]:
+        half = _TIME_WIDTH // 2
+        time = sinusoid(bucket, LOG_10000 * np.arange(half, dtype=np.float32) / (half - 1))
+        time = jnp.roll(time, half, axis=-1).astype(jnp.dtype(self.compute.dtype))
+        return jax.nn.silu(self.time_out(jax.nn.silu(self.time_in(time))))
 
 
 class DitBlock(nnx.Module):
@@ -249,10 +266,14 @@ class DitBlock(nnx.Module):
         self.up, self.down = dense(width, 4 * width), dense(4 * width, width)
 
     def modulated(
-        self, x: Float[Array, "*b n w"], time: Float[Array, "*b 1 w"]
+        self,
+        x: Float[Array, "*b n w"],
+        time: Float[Array, "*b 1 w"],
+        known: Float[Array, " w2"] | None = None,
     ) -> Float[Array, "*b n w"]:
-        """The first norm, scaled and shifted by the embedded time."""
-        scale, shift = jnp.split(self.modulation(time), 2, axis=-1)
+        """The first norm, scaled and shifted by the embedded time, or by its `known` modulation."""
+        modulation = self.modulation(time) if known is None else known
+        scale, shift = jnp.split(modulation, 2, axis=-1)
         return self.norm1(x) * (1 + scale) + shift
 
     def mlp(

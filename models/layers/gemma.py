@@ -28,10 +28,8 @@ from models.layers.layers import (
     Remat,
     RMSNorm,
     rotary,
-    scan_but_last,
-    scan_layers,
-    stack_layers,
 )
+from models.layers.stack import layer_of, over_layers, scan_but_last, scan_layers, stack_layers
 from models.sharding import ROWS, axis_size, constrain, dividing
 
 
@@ -152,7 +150,7 @@ class Prefix(nnx.Module):
             )[1]
             return Cache(k, v, segment)
         x, (k, v) = scan_but_last(layer, x, weights, self.remat, rows, unroll=unroll)
-        last = nnx.merge(graph, jax.tree.map(lambda w: w[-1], weights))
+        last = nnx.merge(graph, layer_of(weights, -1))
         last_k, last_v = last.attention.keys_values(last.norm1(x), position)
         return Cache(
             jnp.concatenate([k, last_k[None]]), jnp.concatenate([v, last_v[None]]), segment
@@ -237,6 +235,15 @@ class Prefix(nnx.Module):
         return self.norm(x), own
 
 
+class Modulations(NamedTuple):
+    """Modulations of a network's norms at S flow times, or, without this axis, at one; None where
+    they are yet to be computed. A layer has two, the last is that of the norm after the layers."""
+
+    first: Float[Array, "*s l m"] | None = None
+    second: Float[Array, "*s l m"] | None = None
+    norm: Float[Array, "*s m"] | None = None
+
+
 class ExpertBlock(nnx.Module):
     """A layer of the action expert; in π0.5 flow time enters through its norms."""
 
@@ -258,17 +265,32 @@ class Expert(nnx.Module):
         )
         self.norm = _expert_norm(config, modulated, compute, rngs)
 
+    @jax.named_scope("expert/norm")
+    def modulations(self, condition: Float[Array, "s w"]) -> Modulations:
+        """Modulations of all norms at S flow times, from one reading of the weights."""
+        graph, weights = nnx.split(self.layers)
+        last: Any = self.norm
+
+        def layer(weights: Any) -> tuple[Array, Array]:
+            block: Any = nnx.merge(graph, weights)
+            return block.norm1.modulation(condition), block.norm2.modulation(condition)
+
+        first, second = (y.swapaxes(0, 1) for y in over_layers(layer, weights))
+        return Modulations(first, second, last.modulation(condition))
+
     @jax.named_scope("expert")
     def __call__(
         self,
         x: Float[Array, "r k c h w"],
-        condition: Float[Array, "r k c #h w"] | None,
+        condition: Float[Array, "r k c #h w"] | Modulations | None,
         cache: Cache,
     ) -> tuple[Float[Array, "r k c h w"], Cache]:
         """The tokens after the last norm, and their keys and values.
 
-        `condition` modulates the norms of an expert built with `modulated`; otherwise it is None.
+        `condition`, or what `modulations` made of it for one flow time, modulates the norms of an
+        expert built with `modulated`; otherwise it is None.
         """
+        known = condition if isinstance(condition, Modulations) else Modulations()
         r, samples, chunks, horizon, _ = x.shape
         slot = jnp.arange(1, samples + 1)
         length = (cache.segment[:, None] == slot[:, None]).sum(-1)
@@ -280,14 +302,14 @@ class Expert(nnx.Module):
         implementation = self.compute.attention
 
         def layer(
-            x: Array, weights: Any, cached_k: Array, cached_v: Array, *rows: Any
+            x: Array, weights: Any, cached_k: Array, cached_v: Array, known: Any, *rows: Any
         ) -> tuple[Array, tuple[Array, Array]]:
             block = nnx.merge(graph, weights)
             x = constrain(x, ROWS, over)
             condition, position, segment, cached_segment = rows
             r = len(x)
             own = jnp.ones((r, samples * chunks, horizon), jnp.int32)
-            y, gate = _normed(block.norm1, x, condition)
+            y, gate = _normed(block.norm1, x, condition, known[0])
             q = block.attention.queries(y, position)
             k, v = block.attention.keys_values(y, position)
             own_q, own_k, own_v = (z.reshape(r, -1, horizon, *z.shape[4:]) for z in (q, k, v))
@@ -305,7 +327,7 @@ class Expert(nnx.Module):
             among = jax.vmap(attend_locally)(own_q, own_k, own_v, own, own)
             among = jax.tree.map(lambda a, s: a.reshape(s.shape), among, seen)
             x = x + gate * block.attention.out(merge(seen, among).out.reshape(q.shape))
-            y, gate = _normed(block.norm2, x, condition)
+            y, gate = _normed(block.norm2, x, condition, known[1])
             return (x + gate * block.mlp(y)).astype(x.dtype), (row_k, row_v)
 
         x, (k, v) = scan_layers(
@@ -313,12 +335,12 @@ class Expert(nnx.Module):
             x,
             weights,
             self.remat,
-            rows=(condition, position, segment, cache.segment),
-            cached=(cache.k, cache.v),
+            rows=(None if known is condition else condition, position, segment, cache.segment),
+            cached=(cache.k, cache.v, known[:2]),
             pipeline=self.compute.pipeline,
             unroll=self.compute.unroll,
         )
-        return _normed(self.norm, x, condition)[0], Cache(k, v, segment)
+        return _normed(self.norm, x, condition, known.norm)[0], Cache(k, v, segment)
 
 
 def _expert_norm(
@@ -327,6 +349,8 @@ def _expert_norm(
     return AdaRMSNorm(config.width, compute, rngs) if modulated else RMSNorm(config.width)
 
 
-def _normed(norm: Any, x: Array, condition: Array | None) -> tuple[Array, Array]:
+def _normed(norm: Any, x: Array, condition: Any, known: Array | None) -> tuple[Array, Array]:
     """The norm of x, and the gate of the residual that follows (1 where nothing modulates)."""
-    return norm(x, condition) if condition is not None else (norm(x), jnp.ones((), x.dtype))
+    if condition is None and known is None:
+        return norm(x), jnp.ones((), x.dtype)
+    return norm(x, norm.modulation(condition) if known is None else known)

@@ -6,10 +6,8 @@ stored as its distance from 1, tanh GELU, rotary halves split, base 10,000.
 
 import math
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import jax
 import jax.numpy as jnp
@@ -19,17 +17,13 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from models.attention.attention import Implementation
-from models.attention.partial import ATTENTION
 from models.files.bounds import check_size
 from models.layers import fp8
 from models.layers.calibrated import Watched, watched_dot
-from models.layers.pipeline import Pipeline, circulate
+from models.layers.pipeline import Pipeline
 from models.layers.quantized import Kind, dot, dot_in_float8, is_quantized, matrix
-from models.layers.recomputation import recomputes
 from models.layers.token_chunks import in_chunks
-from models.sharding import ROWS, axis_size, keep_rows
 
-Carry = TypeVar("Carry")
 Remat = Literal["none", "dots", "qkv", "attention", "full"]
 """Results of each layer that a stack keeps for backward, from most to least. "none": everything.
 "dots": results of all products with weights and of attention. "qkv": results of attention and its
@@ -37,8 +31,8 @@ projections; the wide feed-forward layer is recomputed. "attention": only result
 most expensive to recompute in a long row (the dense implementation keeps nothing). "full": only the
 layer's input, which the others keep too."""
 
-Module = TypeVar("Module", bound=nnx.Module)
-_UNROLLED = 4
+QKV = "qkv"
+"""Name of a projection's results, by which `Remat` keeps them."""
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -151,7 +145,7 @@ class Dense(nnx.Module):
         if len(self.inner) + len(self.outer) == 2:
             return self._applied(x)
         with jax.named_scope("projections"):
-            return checkpoint_name(self._applied(x), _QKV)
+            return checkpoint_name(self._applied(x), QKV)
 
     def _applied(self, x: Float[Array, "... i"]) -> Float[Array, "... o"]:
         x = x.astype(self.dtype)
@@ -220,10 +214,11 @@ class AdaRMSNorm(nnx.Module):
 
     @jax.named_scope("norm")
     def __call__(
-        self, x: Float[Array, "*b d"], condition: Float[Array, "*c d"]
+        self, x: Float[Array, "*b d"], modulation: Float[Array, "*c 3*d"]
     ) -> tuple[Float[Array, "*b d"], Float[Array, "*c d"]]:
-        """The modulated norm and the gate; `condition` broadcasts against `x`."""
-        scale, shift, gate = jnp.split(self.modulation(condition), 3, axis=-1)
+        """The modulated norm and the gate; `modulation`, the projected condition, broadcasts
+        against `x`."""
+        scale, shift, gate = jnp.split(modulation, 3, axis=-1)
         return (normalise(x) * (1 + scale) + shift).astype(x.dtype), gate
 
 
@@ -260,100 +255,6 @@ def feed_forward(
         return down(jax.nn.gelu(up(x), approximate=True))
 
     return in_chunks(tokens, (up, down), x, chunk)
-
-
-def stack_layers(make: Callable[[nnx.Rngs], Module], depth: int, rngs: nnx.Rngs) -> Module:
-    """`depth` layers as one module whose parameters have a leading axis of that length."""
-    return nnx.split_rngs(splits=depth)(nnx.vmap(make))(rngs)
-
-
-def scan_layers(
-    layer: Callable[..., tuple[Carry, Any]],
-    x: Carry,
-    stacked: Any,
-    remat: Remat = "none",
-    rows: tuple[Any, ...] = (),
-    cached: tuple[Any, ...] = (),
-    pipeline: Pipeline | None = None,
-    axes: tuple[str, ...] = ROWS,
-    unroll: bool = False,
-) -> tuple[Carry, Any]:
-    """Runs `x, left = layer(x, weights, *cached, *rows)` from layer to layer. Returns the last x,
-    and `left` of all layers, stacked.
-
-    `remat` decides what is kept for backward. `stacked` [L, ...] are weights, `rows` [R, ...] are
-    inputs that every layer reads, and `cached` [L, R, ...] are inputs of each layer's own; a layer
-    takes nothing else that has rows. Therefore, on a mesh with stages, the layers can run as a
-    `pipeline` (None: on all stages alike); with repeats, it replaces remat "none" by "dots". The
-    rows of x are split over `axes`.
-
-    A few layers are unrolled, which saves a fifth of a small model's step (no copies of what
-    backward needs). Many layers are unrolled only if `unroll` is true, because of compile time.
-    """
-    pipeline = pipeline if axis_size("stage") > 1 else None
-    remat = remat if recomputes() else "none"
-    if pipeline is not None and remat == "none" and pipeline.repeats > 1:
-        remat = "dots"
-
-    def scan(layer: Any, x: Carry, stacked: Any, cached: Any, rows: Any) -> tuple[Carry, Any]:
-        def step(x: Carry, xs: Any) -> tuple[Carry, Any]:
-            x, left = layer(keep_rows(x, axes), xs[0], *xs[1], *rows)
-            return keep_rows(x, axes), left
-
-        if remat != "none":  # outside a loop, XLA's CSE would undo the recomputation
-            step = jax.checkpoint(step, policy=_POLICIES[remat], prevent_cse=unroll)
-        few = remat == "none" and len(jax.tree.leaves(stacked)[0]) <= _UNROLLED
-        return jax.lax.scan(step, x, (stacked, cached), unroll=unroll or few)
-
-    if pipeline is not None:
-        return circulate(scan, layer, x, stacked, cached, rows, pipeline)
-    return scan(layer, x, stacked, cached, rows)
-
-
-def scan_but_last(
-    layer: Callable[..., tuple[Carry, Any]],
-    x: Carry,
-    stacked: Any,
-    remat: Remat = "none",
-    rows: tuple[Any, ...] = (),
-    cached: tuple[Any, ...] = (),
-    unroll: bool = False,
-) -> tuple[Carry, Any]:
-    """Runs all layers but the last, as `scan_layers` does on a mesh without stages.
-
-    Where nothing is differentiated, each layer's weights and `cached` are read where they lie. A
-    loop over a slice of them would begin with a copy of it, which in backward is made anyway.
-    """
-
-    def sliced(x: Carry, own: Any, rows: tuple[Any, ...]) -> tuple[Carry, Any]:
-        weights, cached = jax.tree.map(lambda w: w[:-1], own)
-        return scan_layers(layer, x, weights, remat, rows, cached, unroll=unroll)
-
-    @jax.custom_vjp
-    def run(x: Carry, own: Any, rows: tuple[Any, ...]) -> tuple[Carry, Any]:
-        def indexed(x: Carry, at: Int[Array, ""], *rows: Any) -> tuple[Carry, Any]:
-            weights, cached = jax.tree.map(
-                lambda w: jax.lax.dynamic_index_in_dim(w, at, keepdims=False), own
-            )
-            return layer(x, weights, *cached, *rows)
-
-        at = jnp.arange(len(jax.tree.leaves(stacked)[0]) - 1)
-        return scan_layers(indexed, x, at, rows=rows, unroll=unroll)
-
-    run.defvjp(partial(jax.vjp, sliced), lambda back, given: back(given))
-    return run(x, (stacked, cached), rows)
-
-
-_QKV = "qkv"
-_names = jax.checkpoint_policies.save_only_these_names
-_POLICIES = {
-    "dots": jax.checkpoint_policies.save_from_both_policies(
-        jax.checkpoint_policies.dots_with_no_batch_dims_saveable, _names(ATTENTION)
-    ),
-    "qkv": _names(_QKV, ATTENTION),
-    "attention": _names(ATTENTION),
-    "full": jax.checkpoint_policies.nothing_saveable,
-}
 
 
 def normalise(x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:

@@ -23,9 +23,8 @@ from models.layers.layers import (
     Lora,
     Remat,
     rotary,
-    scan_layers,
-    stack_layers,
 )
+from models.layers.stack import scan_layers, stack_layers
 from models.sharding import ROWS, constrain
 
 _ROTARY_BASE = 1e6

@@ -24,9 +24,8 @@ from models.layers.layers import (
     Lora,
     Remat,
     feed_forward,
-    scan_layers,
-    stack_layers,
 )
+from models.layers.stack import scan_layers, stack_layers
 from models.sharding import ROWS, constrain, dividing
 
 

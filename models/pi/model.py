@@ -41,13 +41,21 @@ from models.inputs.processor import StateInput
 from models.inputs.tokenizer import SMALLEST_VOCABULARY
 from models.layers.film import image_prompts
 from models.layers.functional import Functional, Params
-from models.layers.gemma import GEMMA_2B, GEMMA_300M, Cache, Expert, GemmaConfig, Prefix
+from models.layers.gemma import (
+    GEMMA_2B,
+    GEMMA_300M,
+    Cache,
+    Expert,
+    GemmaConfig,
+    Modulations,
+    Prefix,
+)
 from models.layers.layers import Compute, Remat, sincos_embedding
 from models.layers.pipeline import staged
 from models.layers.siglip import Siglip, SiglipConfig
 from models.model import ModelConfig, Stack
 from models.pi import targets
-from models.sharding import Rules, look_up
+from models.sharding import Rules, axis_size, look_up
 
 _KINDS = {"text": SUBTASK, "action_tokens": ACTION_TOKENS}
 
@@ -197,6 +205,9 @@ class Pi:
 
     config: PiConfig
 
+    stacked = r"^(vision/blocks|(language|expert)/layers)/"
+    """A regex that matches the paths of the parameters of stacks, see `models.layers.stack`."""
+
     @property
     def sharding_rules(self) -> Rules:
         return SHARDING_RULES
@@ -262,7 +273,7 @@ class Pi:
             learnt = jnp.arange(config.horizon) >= delay[..., None]
             time = jnp.where(learnt, time[..., None], 0)
         noised, target = flow.interpolate(batch.actions[:, :, None], noise, time)
-        velocity = modules.act(noised, time, modules.shown(batch, cache)).velocity
+        velocity = modules.act(noised, time, cache=modules.shown(batch, cache)).velocity
         with jax.named_scope("loss"):
             error = (velocity - target) ** 2
         weight = batch.action_mask * batch.weight[..., None, None]
@@ -345,7 +356,8 @@ class Pi:
         """Normalised action chunks by `config.solver`, in `config.steps` steps unless `steps` is
         given; `guidance` pulls them towards given actions, or makes them begin with these."""
         steps = self.config.steps if steps is None else steps
-        return flow.sample(self.field(params, batch), noise, steps, guidance, self.config.solver)
+        field, ahead = self.field(params, batch), self._modules.bind(params).ahead
+        return flow.sample(field, noise, steps, guidance, self.config.solver, ahead)
 
     @cached_property
     def _modules(self) -> "Functional[_Modules]":
@@ -423,13 +435,22 @@ class _Modules(nnx.Module):
         self,
         noised: Float[Array, "r k c h a"],
         time: Float[Array, "r k c"] | Float[Array, "r k c h"],
+        ahead: Modulations | None = None,
+        *,
         cache: Cache,
     ) -> flow.Predicted:
         x, condition = self._entered(noised, time)
-        x, _ = self.expert(x, condition, cache)
+        x, _ = self.expert(x, condition if ahead is None else ahead, cache)
         features = x.astype(jnp.float32)
         with jax.named_scope("action"):
             return flow.Predicted(self.action_out(features), features)
+
+    def ahead(self, time: Float[Array, " s"]) -> Modulations | None:
+        """Modulations at flow times; None where time enters otherwise, and on a mesh with stages,
+        whose layers are given what they read by rows."""
+        if self.config.time != "modulation" or axis_size("stage") > 1:
+            return None
+        return self.expert.modulations(self._condition(time))
 
     @jax.named_scope("action")
     def _entered(
@@ -438,17 +459,21 @@ class _Modules(nnx.Module):
         time: Float[Array, "r k c"] | Float[Array, "r k c h"],
     ) -> tuple[Float[Array, "r k c h w"], Float[Array, "r k c #h w"] | None]:
         """The expert's input, and what modulates its norms."""
-        embedded = sincos_embedding(time, self.config.expert.width)
-        if time.ndim < noised.ndim - 1:
-            embedded = embedded[..., None, :]
+        time = time if time.ndim == noised.ndim - 1 else time[..., None]
         x, condition = self.action_in(noised), None
         if self.config.time == "modulation":
-            hidden = self.time_out(jax.nn.swish(self.time_in(embedded)))
-            condition = jax.nn.swish(hidden).astype(self.dtype)
+            condition = self._condition(time)
         else:
+            embedded = sincos_embedding(time, self.config.expert.width)
             joined = jnp.concatenate([x, jnp.broadcast_to(embedded, x.shape)], axis=-1)
             x = self.time_out(jax.nn.swish(self.time_in(joined)))
         return x.astype(self.dtype), condition
+
+    @jax.named_scope("action")
+    def _condition(self, time: Float[Array, "*b"]) -> Float[Array, "*b w"]:
+        embedded = sincos_embedding(time, self.config.expert.width)
+        hidden = self.time_out(jax.nn.swish(self.time_in(embedded)))
+        return jax.nn.swish(hidden).astype(self.dtype)
 
 
 _VISION, _LAYERS = r"^vision/blocks/", r"^(language|expert)/layers/(attention|mlp)/"

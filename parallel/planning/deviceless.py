@@ -32,7 +32,7 @@ from parallel.step import Trainable, abstract_state, make_train_step
 TARGETS = Path(__file__).parent / "targets"
 
 _PARTS = ("jax-cuda12-plugin", "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12")
-_CUBLAS = {"xla_gpu_enable_triton_gemm": False}
+CUBLAS = {"xla_gpu_enable_triton_gemm": False}
 """Without autotuning, XLA would take the first Triton kernel that it considers."""
 _INSTALL = "pip install -e '.[plan]' in Chiliad's repository"
 
@@ -126,7 +126,7 @@ def compile_step(
     step: Any = make_train_step(model, optimizer, placed, state, accumulation, hosts=True)
     with compiling_for("gpu", float(found[0].compute_capability)):
         lowered = step.lower(state, batch, jax.ShapeDtypeStruct((), "uint32"), facts)
-    compiled = lowered.compile(compiler_options={**_CUBLAS, **(options or {})})
+    compiled = lowered.compile(compiler_options={**CUBLAS, **(options or {})})
     seconds = time.process_time() - start
     program, used = Program(compiled.as_text()), compiled.memory_analysis()
     return CompiledStep(

@@ -33,6 +33,7 @@ BENCHMARKS: Mapping[str, str] = {
     "colocated": "tools.bench.rl.colocated",
     "data": "tools.bench.data.data",
     "explain": "tools.bench.parallel.explain",
+    "explain_act": "tools.bench.parallel.explain_act",
     "fp8": "tools.bench.models.fp8",
     "ladder": "tools.bench.ladder.ladder",
     "learn": "tools.bench.learn",

@@ -65,6 +65,7 @@ BENCHES = (
     CpuBench("colocated", 4, "RL in one device program"),
     CpuBench("sim", 4, "steps and images a second of each simulator"),
     CpuBench("libero", 1, "LIBERO's steps a second, compared with its own environment"),
+    CpuBench("explain_act", 2, "acting by π0.5 and GR00T compiled for an H100, predicted"),
     CpuBench("explain", 5, "steps of π0.5 and GR00T compiled for H100s, predicted"),
     CpuBench("predict", 5, "predicted and measured training steps"),
     CpuBench("ladder", 7, "training from the recipe's starting point to ours, step by step"),

@@ -25,6 +25,7 @@ from models import PiConfig, Policy
 from models.checkpoints.released import CAMERAS
 from models.config import to_json
 from models.layers.layers import Compute
+from models.layers.stack import apart
 from models.terminal import Console
 from tools.bench.models.pi05 import Width
 from tools.bench.models.random_policy import random_policy
@@ -68,8 +69,10 @@ def run(console: Console, load: ClientLoad | None = None, width: Width = "small"
     if width == "real":
         return _real_start(console)
     policy = make_policy()
-    found = asyncio.run(_measure(policy, load or ClientLoad(), console))
-    return {**found, "start": starts(partial(_save, policy), console)}
+    start = starts(partial(save, policy), console)
+    served = replace(policy, params=apart(policy.params, policy.model.stacked))
+    found = asyncio.run(_measure(served, load or ClientLoad(), console))
+    return {**found, "start": start}
 
 
 def make_policy() -> Policy:
@@ -77,8 +80,13 @@ def make_policy() -> Policy:
     return random_policy(_MODEL, _PROMPT.split(), state=_STATE, actions=_ACTIONS)
 
 
+def save(policy: Policy, run: Path) -> None:
+    """Writes a policy as a checkpoint of ours."""
+    convert(policy, run, "chiliad")
+
+
 def _real_start(console: Console) -> dict[str, Any]:
-    def save(run: Path) -> None:
+    def in_a_child(run: Path) -> None:
         """Saves from a process of its own, whose end returns all of its memory to the servers."""
         child = get_context("spawn").Process(target=_save_real, args=(run,))
         child.start()
@@ -87,7 +95,7 @@ def _real_start(console: Console) -> dict[str, Any]:
             raise ValueError(f"Saving the policy ended with exit code {child.exitcode}.")
 
     dtype = "bfloat16" if jax.default_backend() == "gpu" else "float32"
-    found = starts(save, console, ("nothing kept", "programs kept"), ("--dtype", dtype))
+    found = starts(in_a_child, console, ("nothing kept", "programs kept"), ("--dtype", dtype))
     kept, nothing = (found[kind]["answer"] for kind in ("programs kept", "nothing kept"))
     return {
         "ratio": nothing / kept,
@@ -102,11 +110,7 @@ def _real_start(console: Console) -> dict[str, Any]:
 def _save_real(run: Path) -> None:
     config = PiConfig(compute=Compute("bfloat16"))
     policy = random_policy(config, _PROMPT.split(), CAMERAS, config.state_dim, config.action_dim)
-    _save(policy, run)
-
-
-def _save(policy: Policy, run: Path) -> None:
-    convert(policy, run, "chiliad")
+    save(policy, run)
 
 
 async def _measure(policy: Policy, load: ClientLoad, console: Console) -> dict[str, Any]:

@@ -252,6 +252,7 @@ def _load(checkpoint: Path, config: EvaluateConfig) -> Policy:
         steps=config.euler_steps,
         solver=config.solver,
         dtype=config.dtype,
+        apart=True,
     )
     return replace(policy, chunking=config.chunking)
 

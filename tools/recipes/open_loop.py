@@ -112,6 +112,7 @@ def run(config: OpenLoopConfig, console: Console) -> OpenLoop:
             steps=config.euler_steps,
             solver=config.solver,
             dtype=config.dtype,
+            apart=True,
         )
         recording = bound(policy, settings, dataset)
         episodes, choice = chosen_episodes(config, dataset)

@@ -67,6 +67,7 @@ def load(
     steps: int | None = None,
     solver: Solver | None = None,
     dtype: str | None = None,
+    apart: bool = False,
 ) -> Policy:
     """A checkpoint's policy, as the options say; see `load_policy` for the other arguments.
 
@@ -79,6 +80,7 @@ def load(
         steps=steps,
         solver=solver,
         dtype=dtype,
+        apart=apart,
         released=options.released,
         horizon=options.horizon,
         state=options.state,

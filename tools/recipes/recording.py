@@ -125,6 +125,7 @@ def record_dataset(
             steps=config.euler_steps,
             solver=config.solver,
             dtype=config.dtype,
+            apart=True,
         )
     seen = config.image_size if policy is None else policy.model.config.image_size
     size = suite.edge(seen)

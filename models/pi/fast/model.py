@@ -137,6 +137,9 @@ class Pi0Fast:
 
     groups: ClassVar[dict[str, str]] = {"vision": "vision", "language": "embedding|head|language"}
 
+    stacked = r"^(vision/blocks|language/layers)/"
+    """A regex that matches the paths of the parameters of stacks, see `models.layers.stack`."""
+
     @property
     def sharding_rules(self) -> Rules:
         return (*SHARDING_RULES, (r"^head$", PartitionSpec(("tensor", "fsdp"))))

@@ -100,8 +100,8 @@ def test_given_steps_get_no_gradient(params, monkeypatch):
     delay = flow.delays(KEY, batch.sample_id, 2, MOST)
 
     def loss(moved):
-        def moving(self, noised, time, cache):
-            found = act(self, noised, time, cache)
+        def moving(self, noised, time, *, cache):
+            found = act(self, noised, time, cache=cache)
             return found._replace(velocity=found.velocity + moved)
 
         monkeypatch.setattr(pi._Modules, "act", moving)

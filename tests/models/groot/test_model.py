@@ -475,3 +475,25 @@ def test_layers_of_embodiments_begin_with_outputs_as_large_as_their_inputs():
     x = jax.random.normal(KEY, (3, 1, 200, 64))
     out = layer(x, jnp.arange(3)[:, None])
     np.testing.assert_allclose(np.std(out, axis=(1, 2, 3)), 1, atol=0.1)
+
+
+def test_acting_reads_the_weights_of_its_own_robots_alone():
+    layer = EmbodimentLinear(4, 64, 64, jnp.dtype("float32"), nnx.Rngs(0))
+    graph, state = nnx.split(layer)
+    x, robot = jnp.ones((1, 1, 5, 64)), jnp.array([[2]])
+
+    def apply(state, x):
+        return nnx.merge(graph, state)(x, robot)
+
+    def flops(function):
+        return jax.jit(function).lower(state, x).compile().cost_analysis()["flops"]
+
+    once = 2 * 5 * 64**2
+    assert flops(apply) < 2 * once
+    gradient = jax.grad(lambda state, x: apply(state, x).sum())
+    assert flops(gradient) > 4 * 64**2
+    own = x[0, 0] @ layer.kernel[2] + layer.bias[2]
+    np.testing.assert_allclose(apply(state, x)[0, 0], own, rtol=1e-6)
+    learnt = gradient(state, x)["kernel"][...]
+    np.testing.assert_allclose(learnt[2], np.full((64, 64), 5), rtol=1e-6)
+    assert not np.asarray(learnt[jnp.array([0, 1, 3])]).any()

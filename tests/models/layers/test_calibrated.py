@@ -10,8 +10,9 @@ from flax import nnx
 
 from models.layers import calibrated
 from models.layers.calibrated import calibrated_kernel, watched
-from models.layers.layers import Compute, Dense, scan_layers
+from models.layers.layers import Compute, Dense
 from models.layers.quantized import CODES, Kind, dequantize, quantize_kernel, scales_of
+from models.layers.stack import scan_layers
 
 KINDS = get_args(Kind)
 

@@ -7,8 +7,9 @@ import pytest
 from flax import nnx
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, use_abstract_mesh
 
-from models.layers.layers import Compute, Dense, scan_layers, stack_layers
+from models.layers.layers import Compute, Dense
 from models.layers.pipeline import Pipeline, apart, bubble, check_pipeline, staged
+from models.layers.stack import scan_layers, stack_layers
 from models.sharding import shardings
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.planning.hlo import Program

@@ -33,7 +33,7 @@ def test_openpi_acts_in_turn_with_ours_and_the_first_round_is_not_counted(monkey
 
     monkeypatch.setattr(act, "asking", asking)
     monkeypatch.setattr(act, "acts", acts)
-    monkeypatch.setattr(act, "random_policy", lambda *_, **__: None)
+    monkeypatch.setattr(act, "_policy", lambda *_: None)
     found = act.compared(CONSOLE, Path(sys.executable), pi05.CONFIG, (1, 2), 3)
     assert order == ["openpi", *["ours", "openpi"] * 8]
     first, *rest = asked

@@ -1,5 +1,7 @@
 """The serving benchmark, shrunk: what it counts, not how fast."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from rich.console import Console
@@ -13,7 +15,7 @@ from tools.recipes.presets import TINY
 @pytest.mark.slow
 def test_batches_and_one_at_a_time_are_measured_in_turn(monkeypatch):
     monkeypatch.setattr(serve, "_MODEL", TINY.model)
-    monkeypatch.setattr(serve, "starts", lambda made, console: {"started": made().sizes})
+    monkeypatch.setattr(serve, "starts", lambda save, console: {"started": save.args[0].sizes})
     load = serve.ClientLoad(clients=2, rounds=1, requests=4)
     result = serve.run(Console(quiet=True), load)
     assert result["start"] == {"started": serve.make_policy().sizes}
@@ -28,7 +30,7 @@ def test_batches_and_one_at_a_time_are_measured_in_turn(monkeypatch):
 @pytest.mark.slow
 def test_each_start_listens_before_it_is_ready_and_answers_then():
     pytest.importorskip("flatbuffers")
-    found = starts(lambda: random_policy(TINY.model, ["lift"]), Console(quiet=True))
+    found = starts(partial(serve.save, random_policy(TINY.model, ["lift"])), Console(quiet=True))
     assert list(found) == ["all batches first", "nothing kept", "programs kept"]
     for row in found.values():
         assert 0 < row["listening"] < row["ready"] < row["answer"]

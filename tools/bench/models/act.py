@@ -22,6 +22,8 @@ import numpy as np
 
 from models import PiConfig, Policy
 from models.layers.layers import Compute
+from models.layers.stack import apart
+from models.model import ModelConfig
 from models.terminal import Console, track
 from tools.bench.attempt import attempt, tell
 from tools.bench.models import pi05
@@ -58,7 +60,7 @@ def run(console: Console, peer: Path | None = None, tiny: bool = False) -> dict[
     found = []
     for name in ("tiny", "groot-tiny") if tiny else ("pi05", "groot"):
         config = load_preset(name).model.computing(dtype="bfloat16")
-        policy = random_policy(config, _WORDS, _CAMERAS, _STATE, sizes=batches)
+        policy = _policy(config, batches)
         for batch in track(batches, f"{name} acts", console=console):
             row = attempt(partial(latency, policy, batch, rounds))
             found.append({"model": name, "batch": batch, **row})
@@ -80,7 +82,7 @@ def compared(
 ) -> dict[str, Any]:
     """Percentiles of the milliseconds of ours and openpi's in alternating rounds, and the median
     over the rounds of their ratio, for each size of batch."""
-    policy, rows = random_policy(config, _WORDS, _CAMERAS, _STATE, sizes=batches), []
+    policy, rows = _policy(config, batches), []
     theirs = pi05.their_config(config) | {"dtype": config.compute.dtype}
     with asking(peer, "openpi") as ask:
         about = ask(config=theirs, seed=0, steps=config.steps)
@@ -104,6 +106,12 @@ def compared(
         "rows": rows,
         "openpi": about,
     }
+
+
+def _policy(config: ModelConfig, batches: Sequence[int]) -> Policy:
+    """A policy whose layers are apart, as those of a served one are."""
+    policy = random_policy(config, _WORDS, _CAMERAS, _STATE, sizes=batches)
+    return replace(policy, params=apart(policy.params, policy.model.stacked))
 
 
 def latency(policy: Policy, batch: int, rounds: int) -> dict[str, Any]:

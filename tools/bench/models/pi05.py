@@ -30,6 +30,7 @@ from models.flow import flow
 from models.layers.gemma import GEMMA_2B, GEMMA_300M, GemmaConfig
 from models.layers.layers import Compute
 from models.layers.siglip import SiglipConfig
+from models.layers.stack import apart
 from models.load import like_model, load_params
 from models.pi.model import SHARDING_RULES
 from models.terminal import Console
@@ -346,7 +347,9 @@ def held_bytes(compiled: Any) -> int:
 def sampler(
     model: Pi, params: Any, batch: PackedBatch, noise: Float[np.ndarray, "b h a"]
 ) -> Callable[[], Float[Array, "r k h a"]]:
-    """A function that samples from this noise at every call."""
+    """A function that samples from this noise at every call, its layers apart as in a policy that
+    is served."""
+    params = apart(jax.tree.map(jnp.copy, params), model.stacked)
     start = jnp.asarray(noise).reshape(*batch.state.shape[:2], *noise.shape[1:])
     sample = jax.jit(model.sample_actions)
     return partial(sample, params, batch, start)

@@ -7,11 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from models import load_policy, pack
 from models.checkpoints.safetensors_format import write_file
+from models.layers.stack import apart
 from models.model import told
 from tests.helpers.models.released_cases import answers
 
@@ -64,8 +66,12 @@ def test_prompts_and_action_tokens_are_lerobots(batch, case):
         np.testing.assert_array_equal(sample.action_tokens, tokens[tokens >= 0])
 
 
-def test_words_written_freely_are_lerobots(case):
+@pytest.mark.parametrize("layers", ["stacked", "apart"])
+def test_words_written_freely_are_lerobots(case, layers):
     policy, seen, recorded = case
+    if layers == "apart":
+        copied = jax.tree.map(jnp.copy, policy.params)
+        policy = replace(policy, params=apart(copied, policy.model.stacked))
     model, processor = told(policy.model, policy.processor), policy.processor
     rows = policy.rows([policy.prepare(one)[0].sample for one in seen])
     length = recorded["written"].shape[1]

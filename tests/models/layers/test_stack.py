@@ -1,4 +1,4 @@
-"""All layers but the last: the numbers of a loop over a slice of the weights, without its copy."""
+"""Stacks of layers give the numbers of their layers one by one, and acting copies no weights."""
 
 from functools import partial
 
@@ -7,7 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.layers.layers import scan_but_last
+from models.layers.stack import (
+    Apart,
+    apart,
+    laid_out_as,
+    layer_of,
+    over_layers,
+    scan_but_last,
+    scan_layers,
+)
 
 DEPTH, WIDTH = 6, 256
 TWO_LAYERS = 2 * 4 * WIDTH**2
@@ -88,3 +96,50 @@ def test_weights_are_not_copied_where_only_others_are_trained():
 
     scale = jnp.ones(WIDTH)
     assert temporary(jax.grad(loss), scale, x, weights) < TWO_LAYERS
+
+
+def taken_apart(weights):
+    return apart(jax.tree.map(jnp.copy, weights), "kernel|scale")
+
+
+def layered(x, weights, shift, run=scan_layers):
+    return run(layer, x, weights, rows=(shift,))
+
+
+@pytest.mark.parametrize("run", [scan_layers, scan_but_last])
+def test_layers_apart_give_the_numbers_of_the_stack(run):
+    x, weights, shift = numbers()
+    close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-4)
+    found = jax.jit(partial(layered, run=run))(x, taken_apart(weights), shift)
+    jax.tree.map(close, found, layered(x, weights, shift, run))
+    sums = over_layers(lambda w: w["kernel"].sum(), taken_apart(weights))
+    close(sums, over_layers(lambda w: w["kernel"].sum(), weights))
+    for number in (0, -1):
+        jax.tree.map(close, layer_of(taken_apart(weights), number), layer_of(weights, number))
+
+
+def test_a_loop_within_a_loop_copies_stacked_weights_and_reads_those_apart_where_they_lie():
+    """As acting does: all layers in each step of the flow."""
+    x, weights, shift = numbers()
+
+    def flow(x, weights, shift):
+        return jax.lax.fori_loop(0, 3, lambda _, x: layered(x, weights, shift)[0], x)
+
+    one = TWO_LAYERS // 2
+    assert temporary(flow, x, taken_apart(weights), shift) < one / 2
+    assert temporary(flow, x, weights, shift) > one / 2
+
+
+def test_only_what_was_asked_for_is_taken_apart_and_its_array_is_freed():
+    _, weights, _ = numbers()
+    kept = weights["scale"]
+    found = apart(weights, "^kernel$")
+    assert isinstance(found["kernel"], Apart)
+    assert found["kernel"].shape == (DEPTH, WIDTH, WIDTH)
+    assert weights["kernel"].is_deleted()
+    assert found["scale"] is kept
+    _, others, _ = numbers()
+    like = laid_out_as(found, others)
+    jax.tree.map(np.testing.assert_array_equal, like, found)
+    assert jax.tree.structure(like) == jax.tree.structure(found)
+    assert laid_out_as(weights, others) is others

@@ -1,0 +1,220 @@
+"""Stacks of layers of one kind: how they run, and how their weights lie in memory.
+
+A stack's weights are stacked, [l, ...], and its layers run as a loop, so that they are compiled
+once, are sharded alike, and can be split over stages. A product reads a layer's weights whole,
+however, and so a loop copies them out of the stack first. A policy that only acts can have them
+`apart`: one array per layer, which is read where it lies.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Int
+
+from models.attention.partial import ATTENTION
+from models.layers.layers import QKV, Remat
+from models.layers.pipeline import Pipeline, circulate
+from models.layers.recomputation import recomputes
+from models.sharding import ROWS, axis_size, keep_rows, path_name
+
+Carry = TypeVar("Carry")
+Module = TypeVar("Module", bound=nnx.Module)
+_UNROLLED = 4
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Apart:
+    """A parameter of a stack of L layers as one array per layer."""
+
+    layers: tuple[Array, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the parameter, stacked."""
+        return len(self.layers), *self.layers[0].shape
+
+
+def apart(params: Any, stacked: str) -> Any:
+    """Parameters with the arrays of all stacks `Apart`; only acting can use them.
+
+    Each array is deleted from `params` as soon as it is split, so at most one is there twice.
+
+    Args:
+      stacked: a regex that matches (`re.search`) the paths of the stacks' parameters.
+    """
+
+    def split(path: Any, w: jax.Array) -> Any:
+        if not re.search(stacked, path_name(path)):
+            return w
+        found = _split(w)
+        w.delete()
+        return found
+
+    return jax.tree_util.tree_map_with_path(split, params)
+
+
+def laid_out_as(other: Any, params: Any) -> Any:
+    """Stacked parameters, with those `Apart` that are so in `other`."""
+    if not _any_apart(other):
+        return params
+    return jax.tree.map(
+        lambda o, w: _split(w) if _is_apart(o) else w, other, params, is_leaf=_is_apart
+    )
+
+
+def layer_of(stacked: Any, layer: int) -> Any:
+    """The parameters of one layer of a stack, of either kind."""
+    return jax.tree.map(
+        lambda w: w.layers[layer] if _is_apart(w) else w[layer], stacked, is_leaf=_is_apart
+    )
+
+
+def over_layers(function: Callable[[Any], Any], stacked: Any) -> Any:
+    """What `function` gives for each layer's parameters, stacked."""
+    if not _any_apart(stacked):
+        return jax.vmap(function)(stacked)
+    return _stack([function(layer_of(stacked, layer)) for layer in range(_depth(stacked))])
+
+
+def stack_layers(make: Callable[[nnx.Rngs], Module], depth: int, rngs: nnx.Rngs) -> Module:
+    """`depth` layers as one module whose parameters have a leading axis of that length."""
+    return nnx.split_rngs(splits=depth)(nnx.vmap(make))(rngs)
+
+
+def scan_layers(
+    layer: Callable[..., tuple[Carry, Any]],
+    x: Carry,
+    stacked: Any,
+    remat: Remat = "none",
+    rows: tuple[Any, ...] = (),
+    cached: tuple[Any, ...] = (),
+    pipeline: Pipeline | None = None,
+    axes: tuple[str, ...] = ROWS,
+    unroll: bool = False,
+) -> tuple[Carry, Any]:
+    """Runs `x, left = layer(x, weights, *cached, *rows)` from layer to layer. Returns the last x,
+    and `left` of all layers, stacked.
+
+    `remat` decides what is kept for backward. `stacked` [L, ...] are weights, `rows` [R, ...] are
+    inputs that every layer reads, and `cached` [L, R, ...] are inputs of each layer's own; a layer
+    takes nothing else that has rows. Therefore, on a mesh with stages, the layers can run as a
+    `pipeline` (None: on all stages alike); with repeats, it replaces remat "none" by "dots". The
+    rows of x are split over `axes`.
+
+    Layers whose weights are `Apart` run one after the other, and nothing is recomputed. A few
+    layers are also unrolled, which saves a fifth of a small model's step (no copies of what
+    backward needs). Many layers are unrolled only if `unroll` is true, because of compile time.
+    """
+    if _any_apart(stacked):
+        return _one_by_one(layer, x, stacked, rows, cached, _depth(stacked))
+    pipeline = pipeline if axis_size("stage") > 1 else None
+    remat = remat if recomputes() else "none"
+    if pipeline is not None and remat == "none" and pipeline.repeats > 1:
+        remat = "dots"
+
+    def scan(layer: Any, x: Carry, stacked: Any, cached: Any, rows: Any) -> tuple[Carry, Any]:
+        def step(x: Carry, xs: Any) -> tuple[Carry, Any]:
+            x, left = layer(keep_rows(x, axes), xs[0], *xs[1], *rows)
+            return keep_rows(x, axes), left
+
+        if remat != "none":  # outside a loop, XLA's CSE would undo the recomputation
+            step = jax.checkpoint(step, policy=_POLICIES[remat], prevent_cse=unroll)
+        few = remat == "none" and len(jax.tree.leaves(stacked)[0]) <= _UNROLLED
+        return jax.lax.scan(step, x, (stacked, cached), unroll=unroll or few)
+
+    if pipeline is not None:
+        return circulate(scan, layer, x, stacked, cached, rows, pipeline)
+    return scan(layer, x, stacked, cached, rows)
+
+
+def scan_but_last(
+    layer: Callable[..., tuple[Carry, Any]],
+    x: Carry,
+    stacked: Any,
+    remat: Remat = "none",
+    rows: tuple[Any, ...] = (),
+    cached: tuple[Any, ...] = (),
+    unroll: bool = False,
+) -> tuple[Carry, Any]:
+    """Runs all layers but the last, as `scan_layers` does on a mesh without stages.
+
+    Where nothing is differentiated, each layer's weights and `cached` are read where they lie. A
+    loop over a slice of them would begin with a copy of it, which in backward is made anyway.
+    """
+    if _any_apart(stacked):
+        return _one_by_one(layer, x, stacked, rows, cached, _depth(stacked) - 1)
+
+    def sliced(x: Carry, own: Any, rows: tuple[Any, ...]) -> tuple[Carry, Any]:
+        weights, cached = jax.tree.map(lambda w: w[:-1], own)
+        return scan_layers(layer, x, weights, remat, rows, cached, unroll=unroll)
+
+    @jax.custom_vjp
+    def run(x: Carry, own: Any, rows: tuple[Any, ...]) -> tuple[Carry, Any]:
+        def indexed(x: Carry, at: Int[Array, ""], *rows: Any) -> tuple[Carry, Any]:
+            weights, cached = jax.tree.map(
+                lambda w: jax.lax.dynamic_index_in_dim(w, at, keepdims=False), own
+            )
+            return layer(x, weights, *cached, *rows)
+
+        at = jnp.arange(len(jax.tree.leaves(stacked)[0]) - 1)
+        return scan_layers(indexed, x, at, rows=rows, unroll=unroll)
+
+    run.defvjp(partial(jax.vjp, sliced), lambda back, given: back(given))
+    return run(x, (stacked, cached), rows)
+
+
+def _one_by_one(
+    layer: Callable[..., tuple[Carry, Any]],
+    x: Carry,
+    stacked: Any,
+    rows: tuple[Any, ...],
+    cached: tuple[Any, ...],
+    count: int,
+) -> tuple[Carry, Any]:
+    left = []
+    for number in range(count):
+        own = jax.tree.map(lambda w, number=number: w[number], cached)
+        x, last = layer(x, layer_of(stacked, number), *own, *rows)
+        left.append(last)
+    return x, _stack(left)
+
+
+def _split(w: jax.Array) -> Apart:
+    return Apart(tuple(_unstack(w)))
+
+
+_unstack = jax.jit(jnp.unstack)
+
+
+def _stack(trees: list[Any]) -> Any:
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def _depth(stacked: Any) -> int:
+    return jax.tree.leaves(stacked, is_leaf=_is_apart)[0].shape[0]
+
+
+def _any_apart(stacked: Any) -> bool:
+    return any(map(_is_apart, jax.tree.leaves(stacked, is_leaf=_is_apart)))
+
+
+def _is_apart(x: Any) -> bool:
+    return isinstance(x, Apart)
+
+
+_names = jax.checkpoint_policies.save_only_these_names
+_POLICIES = {
+    "dots": jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable, _names(ATTENTION)
+    ),
+    "qkv": _names(QKV, ATTENTION),
+    "attention": _names(ATTENTION),
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
