@@ -137,7 +137,7 @@ def load_policy(
     model = config.build()
     params = load_params(path, like_model(model, dtype, mesh), found, as_saved=dtype is None)
     if apart and (stacked := getattr(model, STACKED, None)) is not None:
-        params = stack.apart(params, stacked)
+        params = stack.apart(params, stacked, free=True)
     return Policy(model, params, processor, embodiment=_chosen(path, found, robot))
 
 

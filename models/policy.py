@@ -24,7 +24,6 @@ from models.inputs.observation import read_observation
 from models.inputs.packed_batch import PackedBatch, Sample, pack
 from models.inputs.processor import Processor
 from models.inputs.raw import batched, is_raw, read_raw
-from models.layers.stack import laid_out_as
 from models.model import function_at, require, told
 
 
@@ -517,7 +516,7 @@ class Policy:
         text; it keeps the compiled programs."""
         other = replace(
             self,
-            params=self.params if params is None else laid_out_as(self.params, params),
+            params=self.params if params is None else params,
             sizes=self.sizes if sizes is None else sizes,
             shortest=self.shortest if shortest is None else shortest,
         )

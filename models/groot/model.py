@@ -494,9 +494,10 @@ class ActionEncoder(nnx.Module):
 
 
 def _chosen(table: Float[Array, " n *w"], robot: Int[Array, "r k"]) -> Float[Array, "r k *w"]:
-    """`table[robot]`. On a mesh, and in training, it is a product with one-hot vectors, which is
-    split like any other product: indexing would gather sharded weights in f32 and sum their
-    gradients unsharded. On one device, acting reads only the robots' own weights."""
+    """`table[robot]`. Traced under a mesh of several devices, and where it is differentiated, it is
+    a product with one-hot vectors, which is split like any other product: indexing would gather
+    sharded weights in f32 and sum their gradients unsharded. Otherwise only the weights of these
+    robots are read."""
 
     def product(table: Array, robot: Array) -> Array:
         one_hot = jax.nn.one_hot(robot, len(table), dtype=table.dtype)

@@ -30,7 +30,7 @@ from models.layers.layers import (
     Remat,
     feed_forward,
 )
-from models.layers.pipeline import apart
+from models.layers.pipeline import on_each_stage
 from models.layers.stack import layer_of, over_layers, scan_but_last, scan_layers, stack_layers
 from models.sharding import ROWS, axis_size, constrain, dividing
 
@@ -143,7 +143,7 @@ class DiT(nnx.Module):
             block = nnx.merge(graph, weights)
             return x, (block.k(x), block.v(x))
 
-        k, v = apart(
+        k, v = on_each_stage(
             lambda x, weights: scan_layers(layer, x, weights, unroll=self.compute.unroll)[1],
             x,
             weights,

@@ -282,15 +282,16 @@ class Expert(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "r k c h w"],
-        condition: Float[Array, "r k c #h w"] | Modulations | None,
+        condition: Float[Array, "r k c #h w"] | None,
         cache: Cache,
+        ahead: Modulations | None = None,
     ) -> tuple[Float[Array, "r k c h w"], Cache]:
         """The tokens after the last norm, and their keys and values.
 
-        `condition`, or what `modulations` made of it for one flow time, modulates the norms of an
-        expert built with `modulated`; otherwise it is None.
+        `condition`, or `ahead`, its modulations if they are known, modulates the norms of an expert
+        built with `modulated`; otherwise both are None.
         """
-        known = condition if isinstance(condition, Modulations) else Modulations()
+        known = ahead or Modulations()
         r, samples, chunks, horizon, _ = x.shape
         slot = jnp.arange(1, samples + 1)
         length = (cache.segment[:, None] == slot[:, None]).sum(-1)
@@ -335,7 +336,7 @@ class Expert(nnx.Module):
             x,
             weights,
             self.remat,
-            rows=(None if known is condition else condition, position, segment, cache.segment),
+            rows=(condition, position, segment, cache.segment),
             cached=(cache.k, cache.v, known[:2]),
             pipeline=self.compute.pipeline,
             unroll=self.compute.unroll,

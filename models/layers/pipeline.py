@@ -133,7 +133,7 @@ def circulate(
     return out, jax.tree.map(lambda z: _merged(z, 1), left)
 
 
-def apart(function: Callable[[Array, PyTree], PyTree], x: Array, stacked: PyTree) -> PyTree:
+def on_each_stage(function: Callable[[Array, PyTree], PyTree], x: Array, stacked: PyTree) -> PyTree:
     """`function(x, stacked)`, arrays [L, ...], for layers that all read the same x [R, ...] and
     nothing of each other: every stage computes its own layers for all rows.
 

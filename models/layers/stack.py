@@ -41,32 +41,37 @@ class Apart:
         return len(self.layers), *self.layers[0].shape
 
 
-def apart(params: Any, stacked: str) -> Any:
+def apart(params: Any, stacked: str, free: bool = False) -> Any:
     """Parameters with the arrays of all stacks `Apart`; only acting can use them.
-
-    Each array is deleted from `params` as soon as it is split, so at most one is there twice.
 
     Args:
       stacked: a regex that matches (`re.search`) the paths of the stacks' parameters.
+      free: deletes arrays of `params` once they are split, so that at most one large array is
+        there twice.
     """
+    given, tree = jax.tree_util.tree_flatten_with_path(params)
+    leaves = [w for _, w in given]
+    chosen = [i for i, (path, _) in enumerate(given) if re.search(stacked, path_name(path))]
+    small = [i for i in chosen if leaves[i].size <= _SMALL]
+    for group in (small, *([i] for i in chosen if leaves[i].size > _SMALL)):
+        whole = [leaves[i] for i in group]
+        split = [Apart(tuple(layers)) for layers in _unstack(whole)]
+        if free:
+            jax.block_until_ready(split)
+            for w in whole:
+                w.delete()
+        for i, found in zip(group, split, strict=True):
+            leaves[i] = found
+    return jax.tree.unflatten(tree, leaves)
 
-    def split(path: Any, w: jax.Array) -> Any:
-        if not re.search(stacked, path_name(path)):
-            return w
-        found = _split(w)
-        w.delete()
-        return found
 
-    return jax.tree_util.tree_map_with_path(split, params)
+@jax.jit
+def _unstack(arrays: list[Array]) -> list[list[Array]]:
+    return [list(jnp.unstack(w)) for w in arrays]
 
 
-def laid_out_as(other: Any, params: Any) -> Any:
-    """Stacked parameters, with those `Apart` that are so in `other`."""
-    if not _any_apart(other):
-        return params
-    return jax.tree.map(
-        lambda o, w: _split(w) if _is_apart(o) else w, other, params, is_leaf=_is_apart
-    )
+_SMALL = 2**22
+"""Entries of an array up to which it is split together with others, by one program."""
 
 
 def layer_of(stacked: Any, layer: int) -> Any:
@@ -105,8 +110,8 @@ def scan_layers(
     `remat` decides what is kept for backward. `stacked` [L, ...] are weights, `rows` [R, ...] are
     inputs that every layer reads, and `cached` [L, R, ...] are inputs of each layer's own; a layer
     takes nothing else that has rows. Therefore, on a mesh with stages, the layers can run as a
-    `pipeline` (None: on all stages alike); with repeats, it replaces remat "none" by "dots". The
-    rows of x are split over `axes`.
+    `pipeline` (None: on all stages alike); with repeats, it replaces remat "none" by "dots". On
+    such a mesh, everything that is cached must have rows. The rows of x are split over `axes`.
 
     Layers whose weights are `Apart` run one after the other, and nothing is recomputed. A few
     layers are also unrolled, which saves a fifth of a small model's step (no copies of what
@@ -143,7 +148,8 @@ def scan_but_last(
     cached: tuple[Any, ...] = (),
     unroll: bool = False,
 ) -> tuple[Carry, Any]:
-    """Runs all layers but the last, as `scan_layers` does on a mesh without stages.
+    """Runs all layers but the last, as `scan_layers` does on a mesh without stages. It has
+    reverse-mode derivatives alone, and `layer` must not close over anything differentiated.
 
     Where nothing is differentiated, each layer's weights and `cached` are read where they lie. A
     loop over a slice of them would begin with a copy of it, which in backward is made anyway.
@@ -178,19 +184,18 @@ def _one_by_one(
     cached: tuple[Any, ...],
     count: int,
 ) -> tuple[Carry, Any]:
+    def run(x: Carry, number: int) -> tuple[Carry, Any]:
+        own = jax.tree.map(lambda w: w[number], cached)
+        return layer(x, layer_of(stacked, number), *own, *rows)
+
     left = []
     for number in range(count):
-        own = jax.tree.map(lambda w, number=number: w[number], cached)
-        x, last = layer(x, layer_of(stacked, number), *own, *rows)
+        x, last = run(x, number)
         left.append(last)
+    if not left:
+        nothing = jax.eval_shape(lambda: run(x, 0)[1])
+        return x, jax.tree.map(lambda s: jnp.zeros((0, *s.shape), s.dtype), nothing)
     return x, _stack(left)
-
-
-def _split(w: jax.Array) -> Apart:
-    return Apart(tuple(_unstack(w)))
-
-
-_unstack = jax.jit(jnp.unstack)
 
 
 def _stack(trees: list[Any]) -> Any:

@@ -440,7 +440,7 @@ class _Modules(nnx.Module):
         cache: Cache,
     ) -> flow.Predicted:
         x, condition = self._entered(noised, time)
-        x, _ = self.expert(x, condition if ahead is None else ahead, cache)
+        x, _ = self.expert(x, condition, cache, ahead)
         features = x.astype(jnp.float32)
         with jax.named_scope("action"):
             return flow.Predicted(self.action_out(features), features)

@@ -36,6 +36,8 @@ def test_quantised_policies_act_alike(kind, tmp_path):
     )
     stacked, apart = (load_policy(tmp_path, apart=a) for a in (False, True))
     close(acted(apart, "pi05"), acted(stacked, "pi05"), 1e-6)
+    untrained = apart.varied(params=jax.jit(apart.model.init)(jax.random.key(0)))
+    assert np.isfinite(acted(untrained, "pi05")).all()
 
 
 def test_groot_acts_alike(tmp_path):

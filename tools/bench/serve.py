@@ -11,6 +11,7 @@ import asyncio
 import json
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
@@ -86,15 +87,14 @@ def save(policy: Policy, run: Path) -> None:
 
 
 def _real_start(console: Console) -> dict[str, Any]:
+    with ProcessPoolExecutor(1, get_context("spawn")) as child:
+        dtype = child.submit(_fastest_dtype).result()
+
     def in_a_child(run: Path) -> None:
         """Saves from a process of its own, whose end returns all of its memory to the servers."""
-        child = get_context("spawn").Process(target=_save_real, args=(run,))
-        child.start()
-        child.join()
-        if child.exitcode:
-            raise ValueError(f"Saving the policy ended with exit code {child.exitcode}.")
+        with ProcessPoolExecutor(1, get_context("spawn")) as child:
+            child.submit(_save_real, run).result()
 
-    dtype = "bfloat16" if jax.default_backend() == "gpu" else "float32"
     found = starts(in_a_child, console, ("nothing kept", "programs kept"), ("--dtype", dtype))
     kept, nothing = (found[kind]["answer"] for kind in ("programs kept", "nothing kept"))
     return {
@@ -105,6 +105,10 @@ def _real_start(console: Console) -> dict[str, Any]:
         "dtype": dtype,
         "start": found,
     }
+
+
+def _fastest_dtype() -> str:
+    return "bfloat16" if jax.default_backend() == "gpu" else "float32"
 
 
 def _save_real(run: Path) -> None:

@@ -10,11 +10,10 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax import export
@@ -46,32 +45,56 @@ def with_programs(policy: Policy, folder: Path | None = None) -> Policy:
     return policy.sampling_by(lambda sample: Programs(sample, made, kept))
 
 
+class _Flat(NamedTuple):
+    """A tree of arrays, and the kind of tree that it is: structure, shapes and dtypes."""
+
+    leaves: list[Any]
+    tree: Any
+    kind: str
+
+    @classmethod
+    def of(cls, tree: Any) -> "_Flat":
+        leaves, structure = jax.tree.flatten(tree)
+        return cls(leaves, structure, f"{structure} {[(x.shape, str(x.dtype)) for x in leaves]}")
+
+
 @dataclass
 class Programs:
-    """A jitted function whose traced programs are kept in `folder`, named by a digest of the
-    arguments' shapes and of `made`, everything else that they are made from."""
+    """A jitted function of parameters and more, whose traced programs are kept in `folder`. Their
+    names are digests of the arguments' shapes and of `made`, everything else that they are made
+    from."""
 
     function: Any
     made: str
     folder: Path
     _known: dict[Any, Any] = field(default_factory=dict)
+    _last: tuple[Any, _Flat] | None = None
+    """The last parameters, as a policy has the same in every request, in hundreds of arrays."""
 
-    def __call__(self, *arguments: Any) -> jax.Array:
-        leaves, tree = jax.tree.flatten(arguments)
-        shapes = tuple((x.shape, str(x.dtype)) for x in leaves)
-        if (tree, shapes) not in self._known:
-            self._known[tree, shapes] = self._program(tree, shapes)
-        return self._known[tree, shapes](*leaves)
+    def __call__(self, params: Any, *arguments: Any) -> jax.Array:
+        last = self._last
+        if last is None or last[0] is not params:
+            self._last = last = params, _Flat.of(params)
+        weights, more = last[1], _Flat.of(arguments)
+        if (key := (weights.kind, more.kind)) not in self._known:
+            self._known[key] = self._program(weights, more)
+        return self._known[key](*weights.leaves, *more.leaves)
 
-    def _program(self, tree: Any, kinds: Sequence[tuple[tuple[int, ...], str]]) -> Any:
-        name = hashlib.sha256(f"{self.made} {tree} {kinds}".encode()).hexdigest()
-        file = self.folder / f"{name}.stablehlo"
+    def _program(self, weights: _Flat, more: _Flat) -> Any:
+        told = f"{self.made} {weights.kind} {more.kind}"
+        file = self.folder / f"{hashlib.sha256(told.encode()).hexdigest()}.stablehlo"
         if (kept := _kept(file)) is not None:
             return jax.jit(kept.call)
-        shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in kinds]
-        flat = jax.jit(lambda *leaves: self.function(*jax.tree.unflatten(tree, leaves)))
+        leaves = (*weights.leaves, *more.leaves)
+        count = len(weights.leaves)
+
+        @jax.jit
+        def flat(*leaves: Any) -> jax.Array:
+            params = jax.tree.unflatten(weights.tree, leaves[:count])
+            return self.function(params, *jax.tree.unflatten(more.tree, leaves[count:]))
+
         try:
-            traced = export.export(flat)(*shapes)
+            traced = export.export(flat)(*(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves))
         except ValueError as error:  # kernels that jax.export does not keep
             log.warning(
                 "this program cannot be saved and is traced at every start: %s", str(error)[:200]

@@ -8,7 +8,7 @@ from flax import nnx
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, use_abstract_mesh
 
 from models.layers.layers import Compute, Dense
-from models.layers.pipeline import Pipeline, apart, bubble, check_pipeline, staged
+from models.layers.pipeline import Pipeline, bubble, check_pipeline, on_each_stage, staged
 from models.layers.stack import scan_layers, stack_layers
 from models.sharding import shardings
 from parallel.mesh import MeshConfig, make_mesh
@@ -167,7 +167,7 @@ def test_layers_that_do_not_read_each_other_run_each_on_its_stage():
 
     def on_mesh(weights, x):
         with use_abstract_mesh(mesh.abstract_mesh):
-            return apart(all_layers, x, weights)
+            return on_each_stage(all_layers, x, weights)
 
     placed = NamedSharding(mesh, STAGED), NamedSharding(mesh, BY_ROW)
     compiled = jax.jit(on_mesh, in_shardings=placed).lower(weights, x).compile()

@@ -69,3 +69,12 @@ def test_a_damaged_program_is_traced_again(tmp_path, traced, caplog):
     assert "is damaged; the program is traced again" in caplog.text
     acted(with_programs(fresh(), tmp_path))
     assert len(traced) == 2
+
+
+def test_parameters_are_told_apart_from_one_request_to_the_next(tmp_path):
+    policy = with_programs(fresh(), tmp_path)
+    doubled = jax.tree.map(lambda x: 2 * x, policy.params)
+    before, other = acted(policy), acted(policy.varied(params=doubled))
+    np.testing.assert_allclose(other, acted(replace(fresh(), params=doubled)), atol=1e-5)
+    np.testing.assert_array_equal(acted(policy), before)
+    assert np.abs(other - before).max() > 1e-3

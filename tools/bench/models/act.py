@@ -111,7 +111,7 @@ def compared(
 def _policy(config: ModelConfig, batches: Sequence[int]) -> Policy:
     """A policy whose layers are apart, as those of a served one are."""
     policy = random_policy(config, _WORDS, _CAMERAS, _STATE, sizes=batches)
-    return replace(policy, params=apart(policy.params, policy.model.stacked))
+    return replace(policy, params=apart(policy.params, policy.model.stacked, free=True))
 
 
 def latency(policy: Policy, batch: int, rounds: int) -> dict[str, Any]:

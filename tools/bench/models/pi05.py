@@ -349,7 +349,7 @@ def sampler(
 ) -> Callable[[], Float[Array, "r k h a"]]:
     """A function that samples from this noise at every call, its layers apart as in a policy that
     is served."""
-    params = apart(jax.tree.map(jnp.copy, params), model.stacked)
+    params = apart(params, model.stacked)
     start = jnp.asarray(noise).reshape(*batch.state.shape[:2], *noise.shape[1:])
     sample = jax.jit(model.sample_actions)
     return partial(sample, params, batch, start)

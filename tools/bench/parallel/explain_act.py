@@ -6,17 +6,16 @@ Nothing runs: milliseconds are predicted, by the planner's constants. Needs the 
 
 import re
 import time
+from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from rich.table import Table
 
 from models.attention.target import compiling_for
-from models.layers.stack import Apart
+from models.layers import stack
 from models.load import like_model
 from models.model import ModelConfig
-from models.sharding import path_name
 from models.terminal import Console
 from parallel.planning.deviceless import CUBLAS, compile_for, devices
 from parallel.planning.explain import explain
@@ -61,13 +60,13 @@ def run(console: Console) -> dict[str, Any]:
 
 def compiled_act(config: ModelConfig, batch: int, apart: bool) -> dict[str, float]:
     """Facts of the program that samples a chunk for each of `batch` observations of two cameras:
-    milliseconds, kernels, bytes that they move, those that only copies move, and bytes of
-    temporaries (in GB)."""
+    milliseconds, those of vision and language, kernels, bytes that they move, those that only
+    copies move, and bytes of temporaries (in GB)."""
     (device,) = devices("h100")
     model: Any = config.build()
     params = like_model(model, "bfloat16")
     if apart:
-        params = _apart(params, model.stacked)
+        params = jax.eval_shape(partial(stack.apart, stacked=model.stacked), params)
     rows = random_batch(config, batch, samples=1)
     noise = jax.ShapeDtypeStruct(rows.actions.shape, "float32")
     began = time.process_time()
@@ -79,18 +78,14 @@ def compiled_act(config: ModelConfig, batch: int, apart: bool) -> dict[str, floa
     found = as_json(explain(Program(program.as_text()), {"data": 1}, Machines(gpus=1).read()))
     return {
         "ms": found["seconds"] * 1e3,
+        "observing_ms": sum(
+            group["seconds"] * 1e3
+            for scope, group in found["scopes"].items()
+            if re.search(model.observing, scope)
+        ),
         "kernels": found["kernels"],
         "gb": found["bytes"] / 1e9,
         "moved_gb": found["moved_bytes"] / 1e9,
         "temporary_gb": program.memory_analysis().temp_size_in_bytes / 1e9,
         "cpu_minutes": minutes,
     }
-
-
-def _apart(params: Any, stacked: str) -> Any:
-    def split(path: Any, w: jax.ShapeDtypeStruct) -> Any:
-        if not re.search(stacked, path_name(path)):
-            return w
-        return Apart(tuple(jax.eval_shape(jnp.unstack, w)))
-
-    return jax.tree_util.tree_map_with_path(split, params)
