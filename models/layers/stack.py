@@ -82,7 +82,7 @@ def layer_of(stacked: Any, layer: int) -> Any:
 
 
 def over_layers(function: Callable[[Any], Any], stacked: Any) -> Any:
-    """What `function` gives for each layer's parameters, stacked."""
+    """Results of `function` for each layer's parameters, stacked."""
     if not _any_apart(stacked):
         return jax.vmap(function)(stacked)
     return _stack([function(layer_of(stacked, layer)) for layer in range(_depth(stacked))])
