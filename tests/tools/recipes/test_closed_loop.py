@@ -64,9 +64,9 @@ def test_every_evaluation_is_that_of_the_checkpoint_of_its_step(
     """With its Euler steps, as held-out metrics are."""
     sample, taken = flow.sample, []
 
-    def noted(field, noise, steps, guidance=None, solver="euler"):
+    def noted(field, noise, steps, *more):
         taken.append((threading.current_thread().name, steps))
-        return sample(field, noise, steps, guidance, solver)
+        return sample(field, noise, steps, *more)
 
     monkeypatch.setattr(flow, "sample", noted)
     assert training.run(training.Paths(dataset, tmp_path / "run"), config, QUIET).finished
