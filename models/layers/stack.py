@@ -75,7 +75,7 @@ _SMALL = 2**22
 
 
 def layer_of(stacked: Any, layer: int) -> Any:
-    """The parameters of one layer of a stack, of either kind."""
+    """The part of one layer in trees of arrays [L, ...] and of `Apart`."""
     return jax.tree.map(
         lambda w: w.layers[layer] if _is_apart(w) else w[layer], stacked, is_leaf=_is_apart
     )
@@ -185,8 +185,7 @@ def _one_by_one(
     count: int,
 ) -> tuple[Carry, Any]:
     def run(x: Carry, number: int) -> tuple[Carry, Any]:
-        own = jax.tree.map(lambda w: w[number], cached)
-        return layer(x, layer_of(stacked, number), *own, *rows)
+        return layer(x, *layer_of((stacked, *cached), number), *rows)
 
     left = []
     for number in range(count):

@@ -11,6 +11,7 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -87,15 +88,8 @@ def save(policy: Policy, run: Path) -> None:
 
 
 def _real_start(console: Console) -> dict[str, Any]:
-    with ProcessPoolExecutor(1, get_context("spawn")) as child:
-        dtype = child.submit(_fastest_dtype).result()
-
-    def in_a_child(run: Path) -> None:
-        """Saves from a process of its own, whose end returns all of its memory to the servers."""
-        with ProcessPoolExecutor(1, get_context("spawn")) as child:
-            child.submit(_save_real, run).result()
-
-    found = starts(in_a_child, console, ("nothing kept", "programs kept"), ("--dtype", dtype))
+    dtype, save_real = _in_a_child(_fastest_dtype), partial(_in_a_child, _save_real)
+    found = starts(save_real, console, ("nothing kept", "programs kept"), ("--dtype", dtype))
     kept, nothing = (found[kind]["answer"] for kind in ("programs kept", "nothing kept"))
     return {
         "ratio": nothing / kept,
@@ -105,6 +99,12 @@ def _real_start(console: Console) -> dict[str, Any]:
         "dtype": dtype,
         "start": found,
     }
+
+
+def _in_a_child(function: Callable[..., Any], *given: Any) -> Any:
+    """`function(*given)` in a process of its own, whose end returns all its memory to servers."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as child:
+        return child.submit(function, *given).result()
 
 
 def _fastest_dtype() -> str:
