@@ -127,9 +127,10 @@ def test_a_process_whose_checkpoint_folder_is_lost_says_so_and_ends(tmp_path):
 
 
 def lose(directory):
-    lost, digest_files = threading.Event(), digests.digest_files
+    written, lost, digest_files = threading.Event(), threading.Event(), digests.digest_files
 
     def when_lost(*args):
+        written.set()
         lost.wait(60)
         return digest_files(*args)
 
@@ -139,9 +140,11 @@ def lose(directory):
         lost.set()
         host.save(folder, MESH, (1,))
         lost.clear()
+        written.clear()
         with checkpoint.CheckpointWriter(folder, {}, {}) as writer:
             if way == "removed":
                 save(writer, 2)
+                written.wait(60)  # while orbax writes, it would make the folder anew
             shutil.rmtree(folder, ignore_errors=True)
             lost.set()
             if way == "file":

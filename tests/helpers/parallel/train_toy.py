@@ -1,5 +1,6 @@
-"""`python -m tests.helpers.parallel.train_toy RUN [--resume] [--slow]`: the toy's run as a process
-to be stopped or killed, alone or one of several; with --slow it takes a minute to prepare.
+"""`python -m tests.helpers.parallel.train_toy RUN [--resume] [--slow] [--long]`: the toy's run as a
+process to be stopped or killed, alone or one of several; with --slow it takes a minute to prepare,
+with --long a minute for its last evaluation.
 
 Prints what it begins, so that a test can strike at a chosen moment. One batch has a NaN, in the
 first process's rows alone.
@@ -9,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +52,11 @@ def announced(start: int, where: Any) -> Iterator[Fed]:
         yield jax.tree.map(lambda x, m=mine: x[m], batch), info
 
 
-def evaluate(step: int, state: Any, stopping: Callable[[], bool]) -> dict[str, float]:
+def evaluate(
+    step: int, state: Any, stopping: Callable[[], bool], long: bool = False
+) -> dict[str, float]:
     print("evaluating", step, flush=True)
-    for _ in range(5):
+    for _ in range(3000 if long and step == CONFIG.steps else 5):
         if stopping():
             return {}
         time.sleep(0.02)
@@ -72,7 +76,7 @@ def main(directory: str, *more: str) -> None:
         OPTIMIZER,
         mesh=make_mesh() if host_count() > 1 else make_mesh(devices=jax.devices()[:1]),
         resume=resume,
-        hooks=[Hook(CONFIG.eval_every, evaluate)],
+        hooks=[Hook(CONFIG.eval_every, partial(evaluate, long="--long" in more))],
     )
     print("finished" if result.finished else "stopped", "at", result.step, flush=True)
 

@@ -147,7 +147,7 @@ def test_two_processes_stop_together_when_one_is_told_to(tmp_path, paired):
 
 
 def test_two_processes_make_the_last_evaluation_that_a_signal_to_one_interrupted(tmp_path):
-    job = Job(tmp_path, count=2)
+    job = Job(tmp_path, "--long", count=2)
     job.strike(f"evaluating {CONFIG.steps}", 0, signal.SIGTERM, index=1)
     assert job.said.count(f"stopped at {CONFIG.steps}\n") == 2, job.said
     for _ in range(2):
