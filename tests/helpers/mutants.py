@@ -17,6 +17,7 @@ import subprocess
 import sys
 from contextlib import closing
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -32,10 +33,6 @@ TARGETS = {
     "attention": ("models/attention/attention.py", "tests/models/attention/test_attention.py"),
 }
 """Files by name, each with the tests that must notice."""
-_SECONDS = 120
-_BINARY = "core/ReplaceBinaryOperator_"
-_OTHERS = ("Add_Sub", "Sub_Add", "Mul_Div", "Div_Mul", "FloorDiv_Div", "Mod_FloorDiv", "Pow_Mul")
-_BITS = ("BitOr_BitAnd", "BitAnd_BitOr", "BitXor_BitAnd", "LShift_RShift", "RShift_LShift")
 
 
 @dataclass(frozen=True)
@@ -51,53 +48,22 @@ class Mutants:
 def mutants(name: str) -> Mutants:
     """Makes the mutants of a target, one after another, and has its tests run on each."""
     file, tests = TARGETS[name]
-    cosmic_ray = shutil.which("cosmic-ray", path=str(Path(sys.executable).parent))
-    if cosmic_ray is None:
-        raise FileNotFoundError("cosmic-ray is not installed; `make mutants` installs it.")
+    if find_spec("cosmic_ray") is None:
+        raise ModuleNotFoundError("cosmic-ray is not installed; `make mutants` installs it.")
     committed = ["git", "rev-parse", *(f"HEAD:{path}" for path in (file, *tests.split()))]
     blobs = subprocess.run(committed, cwd=ROOT, check=True, capture_output=True).stdout
     folder = ROOT / "runs" / "mutants" / f"{name}-{hashlib.sha256(blobs).hexdigest()[:8]}"
-    clone, session, begun = folder / "clone", folder / "session.sqlite", folder / "begun"
-    if not begun.exists():
+    clone, session = folder / "clone", folder / "session.sqlite"
+    if not session.exists():
         shutil.rmtree(folder, ignore_errors=True)
         subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
-        _begin(cosmic_ray, folder, file, tests)
-        begun.touch()
     subprocess.run(["git", "checkout", "--quiet", "."], cwd=clone, check=True)  # a mutant was left
-    ran = [cosmic_ray, "exec", folder / "config.toml", session]
-    subprocess.run(ran, cwd=clone, check=True)
+    made = [sys.executable, "-m", "tests.helpers.mutate", session, file, *tests.split()]
+    subprocess.run(made, cwd=clone, check=True)
     with closing(sqlite3.connect(session)) as work:
         found = work.execute("select test_outcome, diff from work_results").fetchall()
     survivors = tuple(_told(diff) for outcome, diff in found if outcome == "SURVIVED")
     return Mutants(file, len(found), survivors)
-
-
-def _begin(cosmic_ray: str, folder: Path, file: str, tests: str) -> None:
-    chosen = "not slow and not fuzz and not drill"
-    # cosmic-ray's own timeout ends a shell, whose tests would go on
-    python = f"timeout {_SECONDS} {sys.executable}"
-    ran = f"{python} -m pytest -q -x -m '{chosen}' -p no:cacheprovider {tests}"
-    config, session = folder / "config.toml", folder / "session.sqlite"
-    config.write_text(
-        f'[cosmic-ray]\nmodule-path = "{file}"\ntimeout = {2 * _SECONDS}\n'
-        f'excluded-modules = []\ntest-command = "{ran}"\n'
-        '[cosmic-ray.distributor]\nname = "local"\n'
-    )
-    subprocess.run([cosmic_ray, "init", config, session], cwd=folder / "clone", check=True)
-    with closing(sqlite3.connect(session)) as work:
-        _thin(work)
-
-
-def _thin(work: sqlite3.Connection) -> None:
-    """Leaves one mutant of each binary operator."""
-    for job, operator in work.execute(
-        "select job_id, operator_name from mutation_specs"
-    ).fetchall():
-        pair = operator.removeprefix(_BINARY)
-        if operator.startswith(_BINARY) and pair not in _OTHERS + _BITS:
-            work.execute("delete from mutation_specs where job_id = ?", (job,))
-            work.execute("delete from work_items where job_id = ?", (job,))
-    work.commit()
 
 
 def _told(diff: str) -> str:
