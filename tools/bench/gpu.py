@@ -40,6 +40,9 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results" / "gpu"
 PAGE = ROOT / "docs" / "results" / "gpu.md"
 _OURS = ("models", "data", "parallel", "sim", "rl", "tools", "tests", "chiliad_client")
+_MARGIN = 1.5
+"""Share of its usual time that must be left for a measurement to begin; what is stopped begins anew
+in the next call."""
 _PATIENCE = 1800
 """Seconds after which a shrunk measurement is stopped, for machines that are otherwise busy."""
 
@@ -175,7 +178,7 @@ def measure(
         if _finished(each, out, options):
             continue
         room = until - time.monotonic()
-        if room < each.seconds and not options.tiny:
+        if room < _MARGIN * each.seconds and not options.tiny:
             left.append(each.name)
             continue
         limit = _PATIENCE if options.tiny else min(each.limit, room)
@@ -320,7 +323,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--part", nargs="+", choices=PARTS, help="only these parts; all, if none is named")
     add("--again", action="store_true", help="also what is finished")
-    add("--minutes", type=float, default=9.5, help="begin nothing that would take longer (9.5)")
+    add("--minutes", type=float, default=9, help="begin nothing that would take longer (9)")
     add("--tiny", action="store_true", help="shrunk to seconds each, also without a GPU")
     add("--out", type=Path, help="folder of the results (docs/results/gpu)")
     add("--page", action="store_true", help="measure nothing, write the page")

@@ -3,11 +3,13 @@ rounds and its rounds alternate."""
 
 import json
 import os
+import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from subprocess import PIPE, Popen
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 
 @contextmanager
@@ -27,7 +29,10 @@ def asking(
         )
     file = Path(__file__).parent / "peers" / f"{script}.py"
     own = os.environ | dict(environment or {})
-    with Popen([python, file], stdin=PIPE, stdout=PIPE, text=True, env=own) as process:
+    with (
+        TemporaryFile("w+", errors="replace") as wrong,
+        Popen([python, file], stdin=PIPE, stdout=PIPE, stderr=wrong, text=True, env=own) as process,
+    ):
         to, back = process.stdin, process.stdout
         assert to is not None
         assert back is not None
@@ -38,7 +43,7 @@ def asking(
             answer = back.readline()
             if not answer:
                 raise ValueError(
-                    f"{python} gave no answer to {request}; its output above says why, and the "
+                    f"{python} gave no answer to {reprlib.repr(request)}: {_last_line(wrong)}. The "
                     f"first lines of tools/bench/peers/{file.name} say what it needs."
                 )
             return json.loads(answer)
@@ -48,3 +53,8 @@ def asking(
         finally:
             with suppress(BrokenPipeError):
                 to.close()
+
+
+def _last_line(said: IO[str]) -> str:
+    said.seek(0)
+    return (said.read().strip().splitlines() or ["it said nothing"])[-1]

@@ -25,7 +25,9 @@ from parallel.optimizer import OptimizerConfig
 from parallel.step import abstract_state, init_state, make_train_step
 from tools.bench.models.attention import alternate
 
-_SEED = 0
+_SEED, _MOST = 0, 16_384
+"""More places than these at once need more than 24 GB in the released widths: their gradients are
+accumulated."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,8 @@ CASES = (
     *(Padding(2048, share, 2) for share in (0.03, 0.3, 0.6, 0.9)),
     *(Padding(8192, share, 1) for share in (0.3, 0.6, 0.9)),
     Padding(16384, 0.9, 1),
+    *(Padding(32768, share, 1) for share in (0.3, 0.6, 0.9)),
 )
-"""Longer padded rows need more than 24 GB in the released widths."""
 TINY_CASES = (Padding(256, 0.5, 1),)
 
 
@@ -60,7 +62,7 @@ def rows(console: Console, config: PiConfig, cases: tuple[Padding, ...]) -> list
 
 def forms(case: Padding, config: PiConfig) -> dict[str, PackedBatch]:
     """Samples of one picture and much text, each in a row of its own, and all in one row without
-    padding."""
+    padding, or in as many as have their gradients accumulated."""
     rng, longest = np.random.default_rng(_SEED), case.places // case.samples
     shape, size = (config.horizon, config.action_dim), config.image_size
     other = config.layout(prefix=0, samples=1, images=1, text=0).prefix_length(1, 0)
@@ -81,7 +83,7 @@ def forms(case: Padding, config: PiConfig) -> dict[str, PackedBatch]:
         layout = config.layout(prefix=0, samples=len(rows[0]), images=len(rows[0]), text=text)
         return pack(rows, replace(layout, prefix=text + len(rows[0]) * other))
 
-    return {"packed": packed([samples]), "padded": packed([[each] for each in samples])}
+    return {"packed": packed(_dealt(samples, other)), "padded": packed([[s] for s in samples])}
 
 
 def lengths(longest: int, samples: int, padding: float, least: int) -> Int[np.ndarray, " samples"]:
@@ -132,12 +134,34 @@ def trainers(
     model, mesh = Pi(config), make_mesh(MeshConfig(), jax.devices()[:1])
     optimizer = replace(optimizer, decay_steps=1000)
     abstract = abstract_state(model, optimizer, SHARDING_RULES, mesh)
-    step = make_train_step(model, optimizer, mesh, abstract)
     state = init_state(model, optimizer, abstract, _SEED)
 
-    def call(batch: PackedBatch) -> Any:
+    def call(step: Callable[..., Any], batch: PackedBatch) -> Any:
         nonlocal state
         state, metrics = step(state, batch, _SEED)
         return metrics
 
-    return {name: partial(call, jax.device_put(batch)) for name, batch in batches.items()}
+    def trainer(batch: PackedBatch) -> Callable[[], Any]:
+        parts = _parts(batch.prefix_segment.size)
+        step = make_train_step(model, optimizer, mesh, abstract, parts)
+        return partial(call, step, jax.device_put(batch))
+
+    return {name: trainer(batch) for name, batch in batches.items()}
+
+
+def _parts(places: int) -> int:
+    """Number of micro-batches for so many places."""
+    return -(-places // _MOST)
+
+
+def _dealt(samples: list[Sample], other: int) -> list[list[Sample]]:
+    """Rows of about the same length: the longest samples first, to one row after another and back.
+    Each sample has `other` places besides its text."""
+    count = _parts(sum(len(sample.text) + other for sample in samples))
+    if count == 1:
+        return [samples]
+    ranked = sorted(samples, key=lambda sample: -len(sample.text))
+    turns = np.resize([*range(count), *reversed(range(count))], len(samples))
+    return [
+        [s for s, turn in zip(ranked, turns, strict=True) if turn == row] for row in range(count)
+    ]

@@ -6,7 +6,7 @@ change no program's products.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from statistics import median
@@ -19,7 +19,7 @@ from models import PackedBatch, Pi, PiConfig
 from models.layers.layers import Compute
 from models.terminal import Console
 from parallel.planning.random_batch import random_batch
-from tools.bench.attempt import attempt
+from tools.bench.attempt import attempt, tell
 from tools.bench.models.attention import alternate
 from tools.recipes.presets import TINY
 
@@ -55,7 +55,10 @@ def run(console: Console, tiny: bool = False) -> dict[str, Any]:
         for name, model in models.items()
     }
     calls = {name: partial(step, params, batch) for name, step in steps.items()}
-    ready = {name: attempt(partial(_loss, call)) for name, call in calls.items()}
+    ready: dict[str, dict[str, Any]] = {}
+    for name, call in calls.items():
+        ready[name] = attempt(partial(_loss, call))
+        tell(console, {"unit": "samples/s", "rows": _rows(ready)})
     console.print(f"Timing steps in turn: {', '.join(calls)}")
     able = {name: calls[name] for name, found in ready.items() if "error" not in found}
     took = alternate(able, 1 if tiny else _ROUNDS)
@@ -70,8 +73,12 @@ def run(console: Console, tiny: bool = False) -> dict[str, Any]:
         "other": f"{rates['bf16']:.1f} samples/s in bf16",
         "unit": "samples/s",
         "samples": samples,
-        "rows": [{"recipe": name, **found} for name, found in ready.items()],
+        "rows": _rows(ready),
     }
+
+
+def _rows(found: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"recipe": name, **each} for name, each in found.items()]
 
 
 def _scalar(model: Pi, key: PRNGKeyArray, params: Any, batch: PackedBatch) -> Float[Array, ""]:

@@ -6,11 +6,12 @@ one that recomputes least in backward. If it does not fit after all, the next on
 are the model's own, as `parallel.monitor.speed` counts them.
 """
 
+import gc
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -108,6 +109,7 @@ def fitting(preset: RunConfig, rows: int, samples: int) -> Iterator[tuple[float,
                 yield share, remat
 
 
+@cache
 def held(config: ModelConfig, optimizer: OptimizerConfig, rows: int, samples: int) -> float:
     """Bytes of a training state and of what its step holds at once, as the planner counts them."""
     model = config.build()
@@ -153,6 +155,7 @@ def _largest(
         row = attempt(partial(_measured, config, preset.optimizer, rows, samples, rounds))
         if FULL not in row.get("error", ""):
             return {"layers": share, "remat": remat, "full": full, **row}
+        gc.collect()  # an exception's frames may still hold arrays
         full.append(f"{share:.0%} of the layers, remat {remat}")
     return {"full": full, "error": "No number of layers fits this GPU's memory."}
 
