@@ -9,6 +9,7 @@ integer.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import cycle, islice
 from typing import NamedTuple
 
 import numpy as np
@@ -117,10 +118,10 @@ def fit_layout(
         )
         return max(float(amount / budget) for amount, budget in budgets if budget)
 
-    candidates = []
+    candidates, fewest = [], int(images.min())
     for slots in range(int(images.max()), layout.prefix // layout.tokens_per_image + 1):
         share = slots / images.sum()
-        samples = min(layout.samples, slots // max(1, int(images.min())))
+        samples = min(layout.samples, slots // fewest) if fewest else layout.samples
         for margin in _MARGINS:
             words = max(int(np.ceil(text.sum() * share * (1 + margin))), int(text.max()))
             fixed = slots * layout.tokens_per_image
@@ -201,15 +202,15 @@ class _Kinds:
 
     def fullest_row(self, shortest_first: bool) -> Use:
         """A row as full as possible. It begins with the longest text, which is hardest to place,
-        then takes the most numerous kinds, so that the remaining samples stay mixed. The last four
-        samples are chosen to fill it exactly, the most numerous or the shortest first."""
+        then takes the most numerous kinds in turn, so that the remaining samples stay mixed. The
+        last four samples are chosen to fill it exactly, the most numerous or the shortest first."""
         plenty = self.plenty = [kind for kind in self.plenty if self.left[kind]]
         plenty.sort(key=self.left.__getitem__, reverse=True)
         expected = min(self.layout.samples, self.layout.prefix * self.samples / self.places)
         begun = _Row(self)
         begun.add(max(plenty, key=self.text.__getitem__))
         order = sorted(plenty, key=self.text.__getitem__) if shortest_first else plenty
-        for kind in plenty[: max(0, round(expected) - _SOLVED)]:
+        for kind in islice(cycle(plenty), max(0, round(expected) - _SOLVED)):
             if begun.room_for(kind):
                 begun.add(kind)
         for fresh in (False, True):

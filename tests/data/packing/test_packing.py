@@ -51,6 +51,18 @@ def test_rows_are_nearly_as_full_as_their_budgets_allow(name):
     assert needed / rows >= 0.99
 
 
+@pytest.mark.parametrize("kinds", [1, 2, 3, 6])
+@pytest.mark.parametrize("per_row", [8, 16, 24])
+def test_long_rows_of_few_kinds_are_full(kinds, per_row):
+    """As of one camera and a handful of prompts."""
+    images, text = np.ones(1200, int), 5 + 3 * (np.arange(1200) % kinds)
+    own = (64 + text + 1).mean()
+    lay = layout(round(1.02 * own * per_row), 9999, per_row + per_row // 4, 9999, 64, 1)
+    fitted = fit_layout(images, text, lay)
+    rows, _ = pack(images, text, fitted)
+    assert own * 1200 / (rows * fitted.prefix) >= 0.98
+
+
 @pytest.mark.parametrize("cameras", [(1,), (2,), (1, 2), (1, 2, 3)])
 def test_fitted_budgets_fill_prefix_and_image_slots_to_99_percent(cameras):
     lay = layout(2048, 99, 16, 999, 256)
@@ -91,11 +103,51 @@ def test_few_samples_are_packed_into_the_fewest_rows(seed):
         assert pack(images, text, lay)[0] == fewest(images, text, lay)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_of_any_budgets_keep_them_and_hold_every_sample_once(seed):
+    rng = np.random.default_rng(seed)
+    for _ in range(40):
+        tokens, states, most, longest = rng.integers((1, 0, 1, 1), (9, 5, 4, 12)).tolist()
+        images, text = rng.integers(0, most + 1, 40), rng.integers(1, longest + 1, 40)
+        images[0], text[0] = most, longest
+        least = most * tokens + longest + states
+        prefix, slots, words = (n * int(rng.integers(4, 17)) // 4 for n in (least, most, longest))
+        lay = layout(prefix, slots, int(rng.integers(1, 7)), words, tokens, states)
+        count, rows = pack(images, text, lay)
+        assert np.array_equal(np.unique(rows), np.arange(count))
+        for amount, budget in (
+            (images, lay.images),
+            (text, lay.text),
+            (np.ones_like(text), lay.samples),
+            (lay.prefix_length(images, text), lay.prefix),
+        ):
+            assert np.bincount(rows, weights=amount).max() <= budget
+
+
 def test_samples_that_nearly_fill_a_prefix_get_rows_of_one():
     images, text = np.array([1, 2, 2]), np.array([30, 8, 9])
     fitted = fit_layout(images, text, layout(100, 9, 9, 99, 36, 10))
     budgets = fitted.samples, fitted.images, fitted.text, fitted.prefix
     assert budgets == (1, 2, 30, 36 * 2 + 9 + 10)
+
+
+@pytest.mark.parametrize(
+    ("own", "prefix", "fitted"),
+    [((1, 20), 90, 3), ((1, 1), 96 + 4, 4), ((2, 5), 48 + 5, 2)],
+    ids=["no smaller than seven tenths", "of the whole prefix", "of one sample"],
+)
+def test_samples_that_are_all_alike_fill_their_budgets(own, prefix, fitted):
+    tokens = {90: 10}.get(prefix, 24)
+    lay = layout(prefix + prefix % 3, 99, 16, 99, tokens)
+    found = fit_layout(np.full(40, own[0]), np.full(40, own[1]), lay)
+    assert (found.prefix, found.images) == (prefix, fitted)
+
+
+def test_samples_without_a_picture_count_for_their_text():
+    images, text = np.array([0, 1] * 40), np.array([12, 4] * 40)
+    fitted = fit_layout(images, text, layout(120, 99, 16, 99, 8))
+    rows, _ = pack(images, text, fitted)
+    assert (8 * images + text).sum() / (rows * fitted.prefix) >= 0.95
 
 
 def test_fitted_budgets_hold_any_sample_and_most_of_the_prefix_given():

@@ -10,6 +10,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, use_abstr
 
 from models.attention import attention, blocked, flash
 from models.attention.attention import MASKED, attend, attend_fully, explain, merge
+from models.attention.partial import differentiable
 from models.attention.target import compiling_for
 from tests.helpers.models.attention import (
     assert_near,
@@ -92,6 +93,23 @@ def test_gradients_of_output_and_residual_are_those_of_dense(implementation, gro
         scale = float(np.abs(a).max())
         assert scale > 0.1
         np.testing.assert_allclose(a / scale, b / scale, atol=1e-5)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@causal_or_not
+def test_gradients_of_dense_as_one_of_many_parts_are_those_that_jax_finds(groups, causal):
+    q, *rest = case(1, groups=groups)
+    at = positions(q, rest[0])
+    options = dict(mix=mixture(q), causal=causal, **at)
+    kernel = attention._TABLE["dense"].kernel(None)
+    own = differentiable(kernel.run, kernel.gradients)
+
+    def run(*inputs, causal, q_position, kv_position):
+        return own(*inputs, *((q_position, kv_position) if causal else (None, None)))
+
+    ours = outputs_and_gradients(run, q, *rest, **options)
+    wanted = outputs_and_gradients(RUN["dense"], q, *rest, **options)
+    assert_near(wanted, ours, 1e-5)
 
 
 @every
@@ -239,6 +257,34 @@ def test_auto_is_the_first_row_without_an_objection():
         assert chosen(*shapes(2048)) == "blocked"
 
 
+def test_auto_changes_its_choice_past_these_numbers_of_pairs():
+    def pairs(queries, keys):
+        return [jax.ShapeDtypeStruct((1, t, 1, 256), jnp.bfloat16) for t in (queries, keys)]
+
+    assert chosen(*pairs(128, 256)) == "dense"
+    assert chosen(*pairs(1, 32 * 1024 + 1)) == "blocked"
+    with compiling_for("cuda", 8.0):
+        assert chosen(*pairs(128, 256)) == "dense"
+        assert chosen(*pairs(1, 32 * 1024 + 1)) == "pallas"
+    with compiling_for("cuda", 7.5):
+        assert chosen(*pairs(1024, 1024)) == "dense"
+        assert chosen(*pairs(1, 1024 * 1024 + 1)) == "blocked"
+
+
+def test_cudnn_is_for_a_hopper_and_what_its_kernels_take():
+    def said(head_dim=128, dtype=jnp.bfloat16, **options):
+        return dict(explain(*shapes(1024, dtype, head_dim), **options))["cudnn"]
+
+    with compiling_for("cuda", 8.9):
+        assert "needs an NVIDIA GPU of compute capability 9.0, not cuda (8.9)" in said(samples=4)
+    with compiling_for("cuda", 9.0):
+        assert said(samples=4) == "not yet measured to be faster on any GPU"
+        assert "its causal mask follows the order" in said(samples=4, causal=True)
+        assert "it needs `samples`" in said()
+        assert "head dim 68 is not a multiple of 8" in said(68, samples=4)
+        assert "float32" in said(dtype=jnp.float32, samples=4)
+
+
 def test_every_row_says_what_speaks_against_it():
     said = dict(explain(*shapes(1024)))
     assert "1,048,576" in said["dense"]
@@ -254,6 +300,16 @@ def test_every_row_says_what_speaks_against_it():
     with compiling_for("cuda", 9.0):
         assert "float32" in dict(explain(*shapes(1024, jnp.float32)))["pallas"]
         assert "288" in dict(explain(*shapes(1024, head_dim=288)))["pallas"]
+
+
+def test_heads_that_cannot_share_and_positions_that_lack_are_refused():
+    q, k, v, *segments = case(0, heads=4, groups=2)
+    with pytest.raises(ValueError, match="3 query heads cannot share 2 key-value heads"):
+        attend(q[:, :, :3], k, v, *segments)
+    for name in ("q", "kv"):
+        one = {f"{name}_position": positions(q, k)[f"{name}_position"]}
+        with pytest.raises(ValueError, match="causal attention needs q_position and kv_position"):
+            attend(q, k, v, *segments, causal=True, **one)
 
 
 def test_a_named_row_that_cannot_serve_says_why_instead_of_another_running():
