@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from difflib import unified_diff
@@ -27,7 +28,10 @@ from cosmic_ray.work_item import TestOutcome, WorkerOutcome, WorkItem, WorkResul
 
 import tests.conftest  # noqa: F401  it sets what must stand before JAX is imported
 
-_SECONDS = 120
+_SECONDS = 120.0
+_TIMES = 5
+"""Without end is a run of tests that takes so many times as long as on the file as it is, at least
+30 s."""
 _CHOSEN = "not slow and not fuzz and not drill"
 _BINARY = "core/ReplaceBinaryOperator_"
 _OTHERS = ("Add_Sub", "Sub_Add", "Mul_Div", "Div_Mul", "FloorDiv_Div", "Mod_FloorDiv", "Pow_Mul")
@@ -44,11 +48,13 @@ def main(session: Path, file: Path, names: Sequence[str]) -> None:
         _begin(session, file)
     module = ".".join(file.with_suffix("").parts)
     _import_all(_needed(names), module)
-    if not _passes(names):
+    began = time.monotonic()
+    if not _passes(names, _SECONDS):
         raise ValueError(f"{' '.join(names)} fail on {file} as it is; mend them first.")
+    limit = max(30.0, _TIMES * (time.monotonic() - began))
     with use_db(session) as work:
         for item in work.pending_work_items:
-            work.set_result(item.job_id, _result(item, names))
+            work.set_result(item.job_id, _result(item, names, limit))
             done = f"{work.num_results} of {work.num_work_items} mutants of {file}"
             print(f"\r{done}", end="", file=sys.stderr, flush=True)
 
@@ -69,18 +75,18 @@ def _is_chosen(operator: str) -> bool:
     return not operator.startswith(_BINARY) or operator.removeprefix(_BINARY) in _OTHERS + _BITS
 
 
-def _result(item: WorkItem, names: Sequence[str]) -> WorkResult:
+def _result(item: WorkItem, names: Sequence[str], limit: float) -> WorkResult:
     (spec,) = item.mutations
     operator = get_operator(spec.operator_name)(**spec.operator_args)
     with use_mutation(spec.module_path, operator, spec.occurrence) as (before, after):
-        outcome = TestOutcome.SURVIVED if _passes(names) else TestOutcome.KILLED
+        outcome = TestOutcome.SURVIVED if _passes(names, limit) else TestOutcome.KILLED
     diff = "\n".join(unified_diff(before.split("\n"), after.split("\n"), lineterm=""))
     return WorkResult(WorkerOutcome.NORMAL, test_outcome=outcome, diff=diff)
 
 
-def _passes(names: Sequence[str]) -> bool:
+def _passes(names: Sequence[str], limit: float) -> bool:
     arguments = ["-q", "-x", "-m", _CHOSEN, "-p", "no:cacheprovider", *names]
-    return _forked(partial(pytest.main, arguments)) == 0
+    return _forked(partial(pytest.main, arguments), limit) == 0
 
 
 def _needed(names: Sequence[str]) -> list[str]:
@@ -92,7 +98,7 @@ def _needed(names: Sequence[str]) -> list[str]:
             Path(found.name).write_text("\n".join(sys.modules))
             return 0
 
-        _forked(collect)
+        _forked(collect, _SECONDS)
         return Path(found.name).read_text().split("\n")
 
 
@@ -118,12 +124,12 @@ class _Refuse:
             raise ImportError(f"{name} is to be changed.")
 
 
-def _forked(call: Callable[[], int]) -> int:
-    """The exit status of a call in a fork, in which nothing is printed and which may take two
-    minutes."""
+def _forked(call: Callable[[], int], limit: float) -> int:
+    """The exit status of a call in a fork, which prints nothing and is killed after `limit`
+    seconds."""
     child = multiprocessing.get_context("fork").Process(target=_alone, args=(call,))
     child.start()
-    child.join(_SECONDS)
+    child.join(limit)
     if child.exitcode is None:
         os.killpg(child.pid, signal.SIGKILL)
         child.join()
