@@ -1,5 +1,6 @@
 """Bits turned over, files cut off, lost and added: nothing of it may load."""
 
+import io
 import json
 import random
 import shutil
@@ -46,6 +47,18 @@ def set_bytes(file, content):
     """Anew, as the copy may share its bytes with the original."""
     file.unlink()
     file.write_bytes(content)
+
+
+@pytest.mark.parametrize("problems", [1, 2])
+def test_a_damaged_checkpoint_is_set_aside_with_its_first_problem_and_their_number(run, problems):
+    whole = [file for file in files(run / "3") if file.stat().st_size and file.suffix != ".json"]
+    for file in whole[:problems]:
+        set_bytes(file, file.read_bytes()[:-1])
+    said = io.StringIO()
+    assert checkpoint.newest_good(run, Console(file=said)) == 2
+    assert said.getvalue().startswith("Checkpoint 3 is damaged and was set aside as 3.damaged: ")
+    assert said.getvalue().count(" (2 problems in all)") == problems - 1
+    assert said.getvalue().count("in all") == problems - 1
 
 
 def test_none_of_200_bit_flips_and_50_truncations_loads(run):

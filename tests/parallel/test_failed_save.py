@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 import os
 import re
 import resource
@@ -229,9 +230,40 @@ def test_what_cannot_be_removed_fails_no_save_and_goes_later(tmp_path, monkeypat
         assert [line.split(" (")[0] for line in said.lines] == [
             f"{tmp_path / name} could not be removed" for name in ("1.deleted", "2.deleted")
         ]
-        assert os.strerror(reason) in said.lines[0]
+        assert f" ({os.strerror(reason)}); the next save tries again." in said.lines[0]
         save(writer, 4)
     assert [path.name for path in tmp_path.iterdir()] == ["4"]
+
+
+def test_an_error_of_many_lines_is_told_by_its_first_and_by_what_is_free(writer, monkeypatch):
+    def lose(*_):
+        raise ValueError("No such zarr.\n[source locations]\nposix.cc:12")
+
+    free = shutil.disk_usage("/")._replace(free=12_340_000_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
+    monkeypatch.setattr(digests, "digest_files", lose)
+    save(writer, 2)
+    with pytest.raises(OSError, match=r": No such zarr\. Checkpoints.*\(12\.3 GB are free there\)"):
+        writer.wait()
+
+
+def test_of_what_is_logged_only_orbaxs_errors_are_dropped():
+    """Raised too, they would be told twice."""
+    for level, file, kept in (
+        (logging.ERROR, "/site/orbax/handler.py", False),
+        (logging.CRITICAL, "/site/orbax/handler.py", False),
+        (logging.WARNING, "/site/orbax/handler.py", True),
+        (logging.ERROR, "/site/absl/app.py", True),
+    ):
+        record = logging.LogRecord("absl", level, file, 1, "told", None, None)
+        assert checkpoint._is_said_here(record) == kept
+
+
+def test_three_checkpoints_stay_unless_told_otherwise(tmp_path):
+    with checkpoint.CheckpointWriter(tmp_path, {}, {}) as writer:
+        for step in range(1, 6):
+            save(writer, step)
+    assert checkpoint.steps(tmp_path) == [3, 4, 5]
 
 
 def test_a_step_saved_again_beside_its_remains_fails_no_save(tmp_path):
