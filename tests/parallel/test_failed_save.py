@@ -259,6 +259,39 @@ def test_of_what_is_logged_only_orbaxs_errors_are_dropped():
         assert checkpoint._is_said_here(record) == kept
 
 
+def test_an_older_step_that_cannot_be_renamed_stays_and_fails_no_save(tmp_path, monkeypatch):
+    host.save(tmp_path, MESH, (1,))
+    rename = digests.Path.rename
+
+    def refuse(path, target):
+        if path.name == "1":
+            raise OSError(errno.EBUSY, "Device or resource busy")
+        return rename(path, target)
+
+    monkeypatch.setattr(digests.Path, "rename", refuse)
+    with rotating(tmp_path, said := Said()) as writer:
+        save(writer, 2)
+    assert checkpoint.steps(tmp_path) == [1, 2]
+    assert said.lines == [
+        f"{tmp_path / '1'} could not be removed (Device or resource busy); the next save tries "
+        "again."
+    ]
+
+
+def test_what_is_done_once_a_step_is_saved_may_fail_with_a_warning(tmp_path, capsys):
+    with checkpoint.CheckpointWriter(tmp_path, {}, {}, on_saved=full) as writer:
+        assert 0 <= save(writer, 1) < 60
+    assert "warning: step 1 is saved, but [Errno 28] No space left" in capsys.readouterr().err
+    assert checkpoint.newest_good(tmp_path) == 1
+
+
+def test_a_copy_is_the_only_checkpoint_in_its_folder(tmp_path):
+    host.save(tmp_path / "run", MESH, (1, 2))
+    for step in (1, 2):
+        checkpoint.copy(tmp_path / "run" / str(step), tmp_path / "best")
+    assert [path.name for path in (tmp_path / "best").iterdir()] == ["2"]
+
+
 def test_three_checkpoints_stay_unless_told_otherwise(tmp_path):
     with checkpoint.CheckpointWriter(tmp_path, {}, {}) as writer:
         for step in range(1, 6):
