@@ -173,13 +173,13 @@ def measure(
     for each in wanted:
         _say(f"  {each.name:10} {_prospect(each, out, options, gpus)}")
     until = began + 60 * options.minutes
-    failed, left = [], []
+    failed, left = list[str](), list[Measurement]()
     for each in wanted:
         if _finished(each, out, options):
             continue
         room = until - time.monotonic()
         if room < _MARGIN * each.seconds and not options.tiny:
-            left.append(each.name)
+            left.append(each)
             continue
         limit = _PATIENCE if options.tiny else min(each.limit, room)
         result = run(each, limit, options.tiny, gpus) | {"machine": dict(machine)}
@@ -190,9 +190,9 @@ def measure(
         failed += [each.name] * bool(problems)
         _say(f"{each.name}: {_verdict(result, problems)}")
     if left:
-        _say(
-            f"No time left for {', '.join(left)}; run the same command again to continue with them."
-        )
+        names, least = ", ".join(e.name for e in left), max(_MARGIN * e.seconds for e in left) / 60
+        more = f", with --minutes {math.ceil(least)}" if least > options.minutes else ""
+        _say(f"No time left for {names}; run the same command again to continue with them{more}.")
     if failed:
         _say(f"Failed: {', '.join(failed)}; the errors are in {out}.")
     return 1 if failed else 0

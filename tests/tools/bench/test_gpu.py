@@ -79,10 +79,14 @@ def test_without_time_for_it_a_part_is_left_for_the_next_call(monkeypatch, tmp_p
     monkeypatch.setattr(gpu, "run", lambda *_: pytest.fail("it was begun"))
     options = gpu._parser().parse_args(["--minutes", "1"])
     assert gpu.measure(["fp8"], tmp_path, options, MACHINE, time.monotonic()) == 0
-    assert "No time left for fp8, products; run the same command again" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "No time left for fp8, products; run the same command again to continue" in said
+    assert said.endswith(" with them, with --minutes 4.\n")
     options = gpu._parser().parse_args([])
     assert gpu.measure(["fp8"], tmp_path, options, MACHINE, time.monotonic() - 540) == 0
-    assert "No time left for fp8, products" in capsys.readouterr().out
+    assert capsys.readouterr().out.endswith(
+        "No time left for fp8, products; run the same command again to continue with them.\n"
+    )
 
 
 def test_what_failed_is_tried_again_after_what_was_never_tried(monkeypatch, tmp_path):

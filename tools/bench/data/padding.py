@@ -25,7 +25,8 @@ from parallel.optimizer import OptimizerConfig
 from parallel.step import abstract_state, init_state, make_train_step
 from tools.bench.models.attention import alternate
 
-_SEED, _MOST = 0, 16_384
+_SEED = 0
+_MOST = 16_384
 """More places than these at once need more than 24 GB in the released widths: their gradients are
 accumulated."""
 
