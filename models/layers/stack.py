@@ -26,6 +26,8 @@ from models.sharding import ROWS, axis_size, keep_rows, path_name
 Carry = TypeVar("Carry")
 Module = TypeVar("Module", bound=nnx.Module)
 _UNROLLED = 4
+_SMALL = 2**22
+"""Entries of an array up to which it is split together with others, by one program."""
 
 
 @jax.tree_util.register_dataclass
@@ -63,15 +65,6 @@ def apart(params: Any, stacked: str, free: bool = False) -> Any:
         for i, found in zip(group, split, strict=True):
             leaves[i] = found
     return jax.tree.unflatten(tree, leaves)
-
-
-@jax.jit
-def _unstack(arrays: list[Array]) -> list[list[Array]]:
-    return [list(jnp.unstack(w)) for w in arrays]
-
-
-_SMALL = 2**22
-"""Entries of an array up to which it is split together with others, by one program."""
 
 
 def layer_of(stacked: Any, layer: int) -> Any:
@@ -195,6 +188,11 @@ def _one_by_one(
         nothing = jax.eval_shape(lambda: run(x, 0)[1])
         return x, jax.tree.map(lambda s: jnp.zeros((0, *s.shape), s.dtype), nothing)
     return x, _stack(left)
+
+
+@jax.jit
+def _unstack(arrays: list[Array]) -> list[list[Array]]:
+    return [list(jnp.unstack(w)) for w in arrays]
 
 
 def _stack(trees: list[Any]) -> Any:

@@ -30,8 +30,8 @@ import tests.conftest  # noqa: F401  it sets what must stand before JAX is impor
 
 _SECONDS = 120.0
 _TIMES = 5
-"""Without end is a run of tests that takes so many times as long as on the file as it is, at least
-30 s."""
+"""Tests are killed after so many times as long as they take on the file as it is, or 30 s if that
+is longer; before that is known, after `_SECONDS`."""
 _CHOSEN = "not slow and not fuzz and not drill"
 _BINARY = "core/ReplaceBinaryOperator_"
 _OTHERS = ("Add_Sub", "Sub_Add", "Mul_Div", "Div_Mul", "FloorDiv_Div", "Mod_FloorDiv", "Pow_Mul")

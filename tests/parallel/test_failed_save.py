@@ -259,16 +259,20 @@ def test_of_what_is_logged_only_orbaxs_errors_are_dropped():
         assert checkpoint._is_said_here(record) == kept
 
 
-def test_an_older_step_that_cannot_be_renamed_stays_and_fails_no_save(tmp_path, monkeypatch):
-    host.save(tmp_path, MESH, (1,))
+def refuse_to_rename(monkeypatch, name):
     rename = digests.Path.rename
 
     def refuse(path, target):
-        if path.name == "1":
+        if path.name == name:
             raise OSError(errno.EBUSY, "Device or resource busy")
         return rename(path, target)
 
     monkeypatch.setattr(digests.Path, "rename", refuse)
+
+
+def test_an_older_step_that_cannot_be_renamed_stays_and_fails_no_save(tmp_path, monkeypatch):
+    host.save(tmp_path, MESH, (1,))
+    refuse_to_rename(monkeypatch, "1")
     with rotating(tmp_path, said := Said()) as writer:
         save(writer, 2)
     assert checkpoint.steps(tmp_path) == [1, 2]
@@ -313,14 +317,7 @@ def test_a_step_saved_again_beside_its_remains_fails_no_save(tmp_path):
 def test_a_later_step_that_cannot_be_renamed_fails_the_save(tmp_path, monkeypatch):
     """The run would go on from it, though it is of a history that was given up."""
     host.save(tmp_path, MESH, (1, 5))
-    rename = digests.Path.rename
-
-    def refuse(path, target):
-        if path.name == "5":
-            raise OSError(errno.EBUSY, "Device or resource busy")
-        return rename(path, target)
-
-    monkeypatch.setattr(digests.Path, "rename", refuse)
+    refuse_to_rename(monkeypatch, "5")
     with checkpoint.CheckpointWriter(tmp_path, {}, {}) as writer:
         save(writer, 2)
         with pytest.raises(OSError, match=r"Step 2 could not be saved .*busy"):

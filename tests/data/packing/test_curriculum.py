@@ -21,7 +21,7 @@ from data.packing.curriculum import (
 )
 from data.packing.order import PlanSource
 from data.packing.plan import Plan
-from tests.helpers.data.layouts import layout
+from tests.helpers.data.layouts import assert_within, layout
 
 LAYOUT = layout(512, 12, 10, 320, 36, 1)
 ROWS = 32
@@ -139,8 +139,7 @@ def test_rows_keep_every_budget_while_weights_change(samples):
         assert rows.number == ROWS
         assert np.all(images == 1 + rows.source % 2)
         row = np.repeat(np.arange(rows.number), np.diff(rows.offsets))
-        assert np.bincount(row).max() <= samples
-        assert np.bincount(row, weights=lay.prefix_length(images, text)).max() <= lay.prefix
+        assert_within(lay, row, images, text)
 
 
 def test_the_digest_names_the_points():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from data.packing.packing import assign_rows, fit_layout, pack_kinds
-from tests.helpers.data.layouts import layout, samples
+from tests.helpers.data.layouts import assert_within, layout, samples
 
 MIXTURES = {
     "one and two cameras of 36 tokens": (layout(512, 12, 10, 320, 36, 1), (1, 2)),
@@ -29,13 +29,7 @@ def test_rows_keep_every_budget_and_hold_every_sample_once(name):
     images, text = samples(cameras, 3000)
     count, rows = pack(images, text, lay)
     assert np.array_equal(np.unique(rows), np.arange(count))
-    for amount, budget in (
-        (images, lay.images),
-        (text, lay.text),
-        (np.ones_like(text), lay.samples),
-        (images * lay.tokens_per_image + text + lay.state_tokens, lay.prefix),
-    ):
-        assert np.bincount(rows, weights=amount).max() <= budget
+    assert_within(lay, rows, images, text)
 
 
 @pytest.mark.parametrize("name", MIXTURES)
@@ -115,13 +109,7 @@ def test_rows_of_any_budgets_keep_them_and_hold_every_sample_once(seed):
         lay = layout(prefix, slots, int(rng.integers(1, 7)), words, tokens, states)
         count, rows = pack(images, text, lay)
         assert np.array_equal(np.unique(rows), np.arange(count))
-        for amount, budget in (
-            (images, lay.images),
-            (text, lay.text),
-            (np.ones_like(text), lay.samples),
-            (lay.prefix_length(images, text), lay.prefix),
-        ):
-            assert np.bincount(rows, weights=amount).max() <= budget
+        assert_within(lay, rows, images, text)
 
 
 def test_samples_that_nearly_fill_a_prefix_get_rows_of_one():
@@ -132,15 +120,14 @@ def test_samples_that_nearly_fill_a_prefix_get_rows_of_one():
 
 
 @pytest.mark.parametrize(
-    ("own", "prefix", "fitted"),
-    [((1, 20), 90, 3), ((1, 1), 96 + 4, 4), ((2, 5), 48 + 5, 2)],
-    ids=["no smaller than seven tenths", "of the whole prefix", "of one sample"],
+    ("tokens", "images", "text", "most", "prefix", "slots"),
+    [(10, 1, 20, 90, 90, 3), (24, 1, 1, 101, 100, 4), (24, 2, 5, 55, 53, 2)],
+    ids=["no smaller than seven tenths", "as many pictures as fit", "one sample"],
 )
-def test_samples_that_are_all_alike_fill_their_budgets(own, prefix, fitted):
-    tokens = {90: 10}.get(prefix, 24)
-    lay = layout(prefix + prefix % 3, 99, 16, 99, tokens)
-    found = fit_layout(np.full(40, own[0]), np.full(40, own[1]), lay)
-    assert (found.prefix, found.images) == (prefix, fitted)
+def test_samples_that_are_all_alike_fill_their_budgets(tokens, images, text, most, prefix, slots):
+    given = layout(most, 99, 16, 99, tokens)
+    fitted = fit_layout(np.full(40, images), np.full(40, text), given)
+    assert (fitted.prefix, fitted.images) == (prefix, slots)
 
 
 def test_samples_without_a_picture_count_for_their_text():

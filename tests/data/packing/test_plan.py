@@ -11,7 +11,7 @@ from data.frames import Runs
 from data.packing.balance import excess
 from data.packing.packing import fit_layout
 from data.packing.plan import Draw, Plan, PlanSource, typical_costs
-from tests.helpers.data.layouts import layout
+from tests.helpers.data.layouts import assert_within, layout
 
 LAYOUT = layout(512, 12, 10, 320, 36, 1)
 
@@ -243,13 +243,7 @@ def test_rows_keep_every_budget(window, samples):
     images, text = planned.kinds[:, rows.kind]
     assert np.all(text == [sources[s].text[t, w] for s, t, w in zip(*rows_of(rows), strict=True)])
     row = np.repeat(np.arange(rows.number), np.diff(rows.offsets))
-    for amount, budget in (
-        (images, lay.images),
-        (text, lay.text),
-        (np.ones_like(text), lay.samples),
-        (lay.prefix_length(images, text), lay.prefix),
-    ):
-        assert np.bincount(row, weights=amount).max() <= budget
+    assert_within(lay, row, images, text)
 
 
 def rows_of(rows):

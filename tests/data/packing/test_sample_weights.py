@@ -10,7 +10,7 @@ import pytest
 from data.frames import Runs
 from data.packing.order import Order, PlanSource
 from data.packing.plan import Plan, typical_costs
-from tests.helpers.data.layouts import layout
+from tests.helpers.data.layouts import assert_within, layout
 
 LAYOUT = layout(512, 12, 10, 320, 36, 1)
 WEIGHTS = {
@@ -171,9 +171,7 @@ def test_a_weighted_plan_keeps_budgets_shares_and_every_promise_of_a_plan(kind):
     rows = plan.draws(0, 0, 20 * plan.rows_per_window)
     images, text = plan.kinds[:, rows.kind]
     row = np.repeat(np.arange(rows.number), np.diff(rows.offsets))
-    for amount, budget in ((images, LAYOUT.images), (text, LAYOUT.text), (text * 0 + 1, 10)):
-        assert np.bincount(row, weights=amount).max() <= budget
-    assert np.bincount(row, weights=LAYOUT.prefix_length(images, text)).max() <= LAYOUT.prefix
+    assert_within(LAYOUT, row, images, text)
     assert abs(np.mean(rows.source == 0) - 0.7) < 2 / len(rows.id)
     assert sorted(rows.id.tolist()) == list(range(20 * 1024))
     assert plan.fill(range(20)).prefix > 0.9
