@@ -18,6 +18,8 @@
 # `make test-h100` compiles for an H100 without one (0.6 GB of NVIDIA's compiler, no driver, no GPU);
 # `make test EXTRAS=dev,plan` installs that compiler from the start, and its tests are not skipped.
 # `make gpu PYTHON=python3` measures what wants an NVIDIA GPU with that Python's packages (docs/gpu.md).
+# `make te` builds Transformer Engine, whose attention can be one of ours, with a C++ compiler into
+# .venv-te, 8 GB with the packages of CUDA 13 (docs/results/attention.md).
 # `make client`, `make metaworld`, `make libero` and `make gym` install openpi's websocket client,
 # these benchmarks (0.4 and 2.1 GB) and gymnasium into environments of their own, .venv-NAME; tests
 # use them.
@@ -39,7 +41,7 @@ SMOKED := tests/test_imports.py tests/data/lerobot/test_dataset.py tests/models/
 
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo notebooks docs test test-slow coverage mutants test-optimised smoke smoke-demo smoke-tests fuzz drill test-h100 gpu lint install client metaworld libero gym
+.PHONY: demo notebooks docs test test-slow coverage mutants test-optimised smoke smoke-demo smoke-tests fuzz drill test-h100 gpu lint install te client metaworld libero gym
 demo: install
 	$(BIN)/python -m tools.demo
 
@@ -105,6 +107,15 @@ install: .venv/installed
 .venv/installed: pyproject.toml $(PINS)
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c $(PINS) -e '.[$(EXTRAS)]'
+	touch $@
+
+te: .venv-te/installed
+.venv-te/installed: pyproject.toml $(PINS)
+	$(PYTHON) -m venv .venv-te
+	.venv-te/bin/pip install --quiet --disable-pip-version-check -c $(PINS) -e '.[dev,cuda13]' \
+	  pybind11 nvidia-cudnn-frontend nvidia-curand nvidia-nvtx
+	CUDA_VERSION=13.0 NVTE_BUILD_USE_NVIDIA_WHEELS=1 .venv-te/bin/pip install --quiet \
+	  --disable-pip-version-check --no-cache-dir --no-build-isolation -c $(PINS) -e '.[te]'
 	touch $@
 
 client metaworld libero gym: %: .venv-%/installed

@@ -21,6 +21,7 @@ from models.attention.flash import flash, flash_gradients, head_problem
 from models.attention.partial import MASKED, Partial, merge
 from models.attention.ring import Kernel, is_split, spread
 from models.attention.target import Target, target
+from models.attention.te import missing, te, te_gradients
 from models.sharding import ROWS, axis_size
 
 __all__ = [
@@ -28,7 +29,7 @@ __all__ = [
     "merge",
 ]  # fmt: skip
 
-Implementation = Literal["auto", "pallas", "cudnn", "dense", "blocked"]
+Implementation = Literal["auto", "pallas", "cudnn", "te", "dense", "blocked"]
 
 _FEW, _MANY = 32 * 1024, 1024 * 1024
 """Query-key pairs of a row up to which dense is preferred: the first measured on a CPU, the second
@@ -60,7 +61,7 @@ def attend(
     Under a mesh, rows are split over `ROWS`, heads over "tensor", and keys over "context". Queries
     are split over "context" too, unless `split_queries` is false: then every device along it has
     all of them. `samples`: the highest segment, given if the queries of each segment stand end to
-    end; "cudnn" needs it.
+    end; "cudnn" and "te" need it.
 
     Raises:
       ValueError: unknown implementation or one that cannot serve these inputs, heads that do not
@@ -203,9 +204,9 @@ def _pallas_cannot(case: _Case) -> str | None:
     return _device_problem(case.target, 8.0) or head_problem(case.head_dim, case.dtype)
 
 
-def _cudnn(case: _Case) -> Kernel:
-    told: dict[str, Any] = {"samples": case.samples}
-    return Kernel(partial(cudnn, **told), partial(cudnn_gradients, **told))
+def _of_samples(run: Any, gradients: Any) -> Callable[[_Case], Kernel]:
+    """Kernels that take the number of samples in a row."""
+    return lambda case: Kernel(*(partial(f, samples=case.samples) for f in (run, gradients)))
 
 
 def _cudnn_cannot(case: _Case) -> str | None:
@@ -220,6 +221,14 @@ def _cudnn_cannot(case: _Case) -> str | None:
     if case.head_dim % 8:
         return f"head dim {case.head_dim} is not a multiple of 8"
     return head_problem(case.head_dim, case.dtype)
+
+
+def _te_cannot(case: _Case) -> str | None:
+    return _cudnn_cannot(case) or missing()
+
+
+def _unmeasured(case: _Case) -> str:
+    return "not yet measured to be faster on any GPU"
 
 
 def _device_problem(target: Target, least: float) -> str | None:
@@ -287,7 +296,8 @@ def _grouped(x: Array, k: Array) -> Float[Array, "b q g h *d"]:
 
 _TABLE = {
     "pallas": _Row(lambda case: Kernel(flash, flash_gradients), _pallas_cannot, _pallas_is_slower),
-    "cudnn": _Row(_cudnn, _cudnn_cannot, lambda case: "not yet measured to be faster on any GPU"),
+    "cudnn": _Row(_of_samples(cudnn, cudnn_gradients), _cudnn_cannot, _unmeasured),
+    "te": _Row(_of_samples(te, te_gradients), _te_cannot, _unmeasured),
     "dense": _Row(lambda case: Kernel(_dense, _dense_gradients), slower=_dense_is_slower),
     "blocked": _Row(lambda case: Kernel(blocked, blocked_gradients)),
 }
@@ -304,10 +314,6 @@ _LEFT_OUT = {
     ),
     "pallas.ops.gpu.attention_mgpu": (
         "its mask cannot separate samples, and its backward pass does not take the log-sum-exp"
-    ),
-    "transformer_engine": (
-        "its fused_attn returns no log-sum-exp; its kernels for packed rows are cuDNN's, which "
-        "'cudnn' calls without a build from source"
     ),
 }
 """Known kernels that are not in the table, and why."""

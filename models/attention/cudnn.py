@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from models.attention.partial import MASKED, Partial, differentiable
 from models.attention.partition import by_row
+from models.attention.samples import RowSamples, output_of, zero_outside
 
 _FEWEST = 2
 """Number of samples from which XLA treats a row as packed."""
-_TINY = 1e-30
 
 
 def cudnn(
@@ -71,29 +71,21 @@ class SampleRuns(NamedTuple):
     k_offset: Int[Array, "b m+1"]
 
 
-class _Samples:
-    """Samples of rows: the order that brings their keys together, `runs`, and the mapping between
-    places and runs."""
+class _Runs:
+    """`operands` for the samples of rows, and the mapping between places and runs."""
 
-    def __init__(self, samples: int, q: Array, k: Array, q_segment: Array, kv_segment: Array):
-        self.rows, self.length, self.heads, _ = q.shape
+    def __init__(self, rows: RowSamples, q: Array, k: Array, q_segment: Array):
+        count, length, heads, _ = q.shape
         for name, x in (("queries", q), ("keys", k)):
             if x.size >= 2**31:
                 raise ValueError(
                     f"Attention 'cudnn' counts array elements in 32 bits, but {name} {x.shape} "
                     f"have {x.size:,} on a device; use fewer rows, or 'pallas'."
                 )
-        ids = jnp.arange(1, samples + 1)
-        self.order = jnp.argsort(jnp.where(kv_segment == 0, samples + 1, kv_segment), stable=True)
-        mine, theirs = (s[:, None] == ids[:, None] for s in (q_segment, kv_segment))
-        q_length, k_length = (x.sum(-1, dtype=jnp.int32) for x in (mine, theirs))
-        start = jnp.argmax(mine, -1)
-        here = (q_length > 0) & (k_length > 0)
-        self.seen_q = (mine & here[..., None]).any(1)
-        self.seen_k = (theirs & here[..., None]).any(1)
-        row = jnp.arange(self.rows)[:, None]
-        q_place = (start + row * self.length).reshape(-1)
-        k_place = (jnp.cumsum(k_length, -1) - k_length + row * k.shape[1]).reshape(-1)
+        here, self._heads = rows.here, heads
+        row = jnp.arange(count)[:, None]
+        q_place = (rows.q_start + row * length).reshape(-1)
+        k_place = (rows.k_start + row * k.shape[1]).reshape(-1)
         (filled,) = jnp.nonzero(here.reshape(-1), size=here.size, fill_value=here.size)
 
         def packed(x: Array, fill: int) -> Array:
@@ -101,70 +93,50 @@ class _Samples:
 
         def offsets(place: Array, x: Array) -> Array:
             end = x.shape[0] * x.shape[1]
-            offset = jnp.pad(packed(place, end), (0, self.rows), constant_values=end)
-            return (offset * (x.shape[2] * x.shape[3])).astype(jnp.int32).reshape(self.rows, -1)
+            offset = jnp.pad(packed(place, end), (0, count), constant_values=end)
+            return (offset * (x.shape[2] * x.shape[3])).astype(jnp.int32).reshape(count, -1)
 
-        self.runs = SampleRuns(
-            packed(q_length, 0).reshape(here.shape),
-            packed(k_length, 0).reshape(here.shape),
+        self.operands = SampleRuns(
+            packed(rows.q_length, 0).reshape(here.shape),
+            packed(rows.k_length, 0).reshape(here.shape),
             offsets(q_place, q),
             offsets(k_place, k),
         )
         rank = (jnp.cumsum(here.reshape(-1)) - 1).reshape(here.shape)
-        at = jnp.clip(q_segment - 1, 0, samples - 1)
-        self.run = jnp.take_along_axis(rank, at, 1)
-        self.step = jnp.arange(self.length) - jnp.take_along_axis(start, at, 1)
-        self.first = packed(q_place, 0)
-
-    def together(self, x: Float[Array, "b k g d"]) -> Float[Array, "b k g d"]:
-        return jnp.take_along_axis(x, self.order[..., None, None], 1)
-
-    def apart(self, *gradients: Float[Array, "b k g d"]) -> list[Float[Array, "b k g d"]]:
-        back = jnp.argsort(self.order)[..., None, None]
-        return [_where(self.seen_k, jnp.take_along_axis(x, back, 1)) for x in gradients]
+        at = jnp.clip(q_segment - 1, 0, here.shape[1] - 1)
+        self._run = jnp.take_along_axis(rank, at, 1)
+        self._step = jnp.arange(length) - jnp.take_along_axis(rows.q_start, at, 1)
+        self._places = packed(q_place, 0)[:, None] + jnp.arange(length)
 
     def by_place(self, stats: Float[Array, "bm n q"]) -> Float[Array, "b q n"]:
-        return stats[self.run, :, self.step]
+        return stats[self._run, :, self._step]
 
     def by_run(self, x: Float[Array, "b q n"]) -> Float[Array, "bm n q"]:
-        places = self.first[:, None] + jnp.arange(self.length)
-        flat = x.reshape(-1, self.heads)
-        return jnp.moveaxis(flat.at[places].get(mode="clip"), 1, 2)
+        flat = x.reshape(-1, self._heads)
+        return jnp.moveaxis(flat.at[self._places].get(mode="clip"), 1, 2)
 
 
 def _forward(samples: int, q, k, v, q_segment, kv_segment) -> Partial:
-    rows = _Samples(samples, q, k, q_segment, kv_segment)
-    out, stats = call_forward(q, rows.together(k), rows.together(v), rows.runs)
-    lse = jnp.where(rows.seen_q[..., None], rows.by_place(stats), MASKED)
-    return Partial(_where(rows.seen_q, out), lse)
+    rows = RowSamples(samples, q_segment, kv_segment)
+    runs = _Runs(rows, q, k, q_segment)
+    out, stats = call_forward(q, rows.together(k), rows.together(v), runs.operands)
+    lse = jnp.where(rows.seen_q[..., None], runs.by_place(stats), MASKED)
+    return Partial(zero_outside(rows.seen_q, out), lse)
 
 
 def _backward(samples: int, q, k, v, q_segment, kv_segment, d_out, lse, shift):
-    rows = _Samples(samples, q, k, q_segment, kv_segment)
+    rows = RowSamples(samples, q_segment, kv_segment)
+    runs = _Runs(rows, q, k, q_segment)
     d_q, d_k, d_v = call_backward(
         q,
         rows.together(k),
         rows.together(v),
-        rows.by_run(lse),
+        runs.by_run(lse),
         d_out,
-        _output_of(d_out, shift).astype(q.dtype),
-        rows.runs,
+        output_of(d_out, shift).astype(q.dtype),
+        runs.operands,
     )
-    return _where(rows.seen_q, d_q), *rows.apart(d_k, d_v)
-
-
-def _output_of(d_out: Float[Array, "b q n d"], shift: Float[Array, "b q n"]) -> Array:
-    """An output with rowsum(d_out · output) = `shift`, along d_out."""
-    d_out = d_out.astype(jnp.float32)
-    top = jnp.abs(d_out).max(-1, keepdims=True)
-    unit, shift = d_out / jnp.maximum(top, _TINY), shift[..., None]
-    along = unit * (shift / jnp.maximum(top, _TINY)) / jnp.square(unit).sum(-1, keepdims=True)
-    return jnp.where(top > _TINY, along, jnp.where(jnp.abs(shift) > _TINY, jnp.nan, 0))
-
-
-def _where(seen: Bool[Array, "b t"], x: Float[Array, "b t n d"]) -> Float[Array, "b t n d"]:
-    """`x`, and 0 where cuDNN writes nothing."""
-    return jnp.where(seen[..., None, None], x, 0)
+    return zero_outside(rows.seen_q, d_q), rows.apart(d_k), rows.apart(d_v)
 
 
 def call_forward(q: Array, k: Array, v: Array, runs: SampleRuns) -> tuple[Array, Array]:

@@ -20,15 +20,15 @@ def emulate(monkeypatch) -> None:
 
 def forward(q, k, v, runs):
     shapes = (q.shape, (runs.q_length.size, q.shape[2], q.shape[1]))
-    return _on_host(_forward, shapes, (q.dtype, jnp.float32), q, k, v, *runs)
+    return on_host(run_forward, shapes, (q.dtype, jnp.float32), q, k, v, *runs)
 
 
 def backward(q, k, v, stats, d_out, out, runs):
     shapes = (q.shape, k.shape, v.shape)
-    return _on_host(_backward, shapes, (q.dtype,) * 3, q, k, v, stats, d_out, out, *runs)
+    return on_host(run_backward, shapes, (q.dtype,) * 3, q, k, v, stats, d_out, out, *runs)
 
 
-def _on_host(run: Any, shapes: Any, dtypes: Any, *arrays: Any) -> Any:
+def on_host(run: Any, shapes: Any, dtypes: Any, *arrays: Any) -> Any:
     results = [jax.ShapeDtypeStruct(s, t) for s, t in zip(shapes, dtypes, strict=True)]
 
     def numpy(*arrays: Any) -> Any:  # an operation of JAX's in a callback can wait for ever
@@ -37,9 +37,9 @@ def _on_host(run: Any, shapes: Any, dtypes: Any, *arrays: Any) -> Any:
     return jax.pure_callback(numpy, results, *arrays)
 
 
-def _forward(q, k, v, *runs):
+def run_forward(q, k, v, *runs):
     out, stats = _nothing(q.shape), _nothing((runs[0].size, q.shape[2], q.shape[1]))
-    for run, mine, theirs in _runs(q, k, *runs):
+    for run, mine, theirs in places(q, k, *runs):
         logits = _logits(_flat(q)[mine], _flat(k)[theirs])
         lse = np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1)) + logits.max(-1)
         weights = np.exp(logits - lse[..., None])
@@ -48,9 +48,9 @@ def _forward(q, k, v, *runs):
     return out.astype(q.dtype), stats
 
 
-def _backward(q, k, v, stats, d_out, out, *runs):
+def run_backward(q, k, v, stats, d_out, out, *runs):
     d_q, d_k, d_v = (_nothing(x.shape) for x in (q, k, v))
-    for run, mine, theirs in _runs(q, k, *runs):
+    for run, mine, theirs in places(q, k, *runs):
         own, keys, values = _flat(q)[mine], _flat(k)[theirs], _flat(v)[theirs]
         d, o = _flat(d_out)[mine], _flat(out)[mine]
         weights = np.exp(_logits(own, keys) - stats[run, :, : len(own), None])
@@ -63,7 +63,7 @@ def _backward(q, k, v, stats, d_out, out, *runs):
     return tuple(x.astype(q.dtype) for x in (d_q, d_k, d_v))
 
 
-def _runs(q, k, q_length, k_length, q_offset, k_offset):
+def places(q, k, q_length, k_length, q_offset, k_offset):
     """Number of each run that has places, and its places of queries and of keys in all rows."""
     lengths = zip(q_length.reshape(-1), k_length.reshape(-1), strict=True)
     for run, (queries, keys) in enumerate(lengths):

@@ -290,12 +290,7 @@ def test_every_row_says_what_speaks_against_it():
     assert "1,048,576" in said["dense"]
     assert "cpu" in said["pallas"]
     assert said["blocked"] is None
-    for kernel in (
-        "tokamax",
-        "transformer_engine",
-        "pallas.ops.gpu",
-        "pallas.ops.gpu.attention_mgpu",
-    ):
+    for kernel in ("tokamax", "pallas.ops.gpu", "pallas.ops.gpu.attention_mgpu"):
         assert "log-sum-exp" in said[kernel]
     with compiling_for("cuda", 9.0):
         assert "float32" in dict(explain(*shapes(1024, jnp.float32)))["pallas"]

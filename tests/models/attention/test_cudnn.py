@@ -1,5 +1,8 @@
-"""cuDNN's row of attention: what it hands to cuDNN, by an emulation of it, against plain softmax;
-and that the call is the one JAX makes."""
+"""cuDNN's kernels of variable lengths, called through XLA and through Transformer Engine: what they
+are given, by an emulation of them, against plain softmax; and that XLA's call is the one JAX makes.
+
+Where Transformer Engine is installed (`make te`), its own code stands between ours and the
+emulation."""
 
 import functools
 import json
@@ -11,11 +14,12 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, use_abstract_mesh
 
-from models.attention import cudnn
+from models.attention import cudnn, te
 from models.attention.attention import attend, explain, merge
 from models.attention.target import compiling_for
+from tests.helpers.models import cudnn as cudnn_calls
+from tests.helpers.models import transformer_engine
 from tests.helpers.models.attention import assert_near, mixture, outputs_and_gradients
-from tests.helpers.models.cudnn import emulate
 
 SAMPLES = 4
 
@@ -46,37 +50,34 @@ CASES = {
 cases = pytest.mark.parametrize("case", CASES)
 
 
-@pytest.fixture
-def emulated(monkeypatch):
-    emulate(monkeypatch)
-
-
-def ours(*inputs, samples=SAMPLES):
-    return cudnn.cudnn(*inputs, samples=samples)
+@pytest.fixture(params=["cudnn", "te"])
+def ours(request, monkeypatch):
+    {"cudnn": cudnn_calls, "te": transformer_engine}[request.param].emulate(monkeypatch)
+    return functools.partial(attend, implementation=request.param, samples=SAMPLES)
 
 
 def dense(*inputs):
     return attend(*inputs, implementation="dense")
 
 
-def assert_equal(case, run=ours, atol=1e-5):
+def assert_equal(case, run, atol=1e-5):
     mix = mixture(case[0])
     assert_near(*(outputs_and_gradients(f, *case, mix=mix) for f in (dense, run)), atol)
 
 
 @cases
-def test_outputs_and_gradients_are_those_of_dense(emulated, case):
-    assert_equal(CASES[case])
+def test_outputs_and_gradients_are_those_of_dense(ours, case):
+    assert_equal(CASES[case], ours)
 
 
-def test_keys_of_a_sample_may_stand_in_several_places(emulated):
+def test_keys_of_a_sample_may_stand_in_several_places(ours):
     """As in a cache to which states were appended."""
     q, k, v, q_segment, k_segment = CASES["chunks onto rows"]
     order = np.random.default_rng(3).permutation(60)
-    assert_equal((q, k[:, order], v[:, order], q_segment, k_segment[:, order]))
+    assert_equal((q, k[:, order], v[:, order], q_segment, k_segment[:, order]), ours)
 
 
-def test_parts_joined_by_their_log_sum_exp_have_the_gradients_of_the_whole(emulated):
+def test_parts_joined_by_their_log_sum_exp_have_the_gradients_of_the_whole(ours):
     """Also where a half of the keys is all that a sample has."""
     case = CASES["chunks onto rows"]
 
@@ -87,7 +88,7 @@ def test_parts_joined_by_their_log_sum_exp_have_the_gradients_of_the_whole(emula
     assert_equal(case, joined)
 
 
-def test_bfloat16_gradients_are_as_good_as_denses(emulated):
+def test_bfloat16_gradients_are_as_good_as_denses(ours):
     """The output that stands for `shift` is rounded as cuDNN's own is."""
     low = [x.astype(jnp.bfloat16) for x in CASES["chunks onto rows"][:3]]
     segments = CASES["chunks onto rows"][3:]
@@ -102,13 +103,13 @@ def test_bfloat16_gradients_are_as_good_as_denses(emulated):
     assert all(ours < 1.5 * dense for dense, ours in zip(*errors, strict=True))
 
 
-def test_a_gradient_that_the_output_cannot_carry_is_not_a_number(emulated):
+def test_a_gradient_that_the_output_cannot_carry_is_not_a_number(ours):
     q, *rest = CASES["chunks onto rows"]
     d_q = jax.grad(lambda q: ours(q, *rest).lse.sum())(q)
     np.testing.assert_array_equal(np.isnan(d_q[..., 0, 0]), rest[2] < SAMPLES)
 
 
-def test_of_an_output_without_gradient_nothing_comes(emulated):
+def test_of_an_output_without_gradient_nothing_comes(ours):
     q, *rest = CASES["chunks onto rows"]
     seen = np.arange(q.shape[1])[:, None, None] < 9
     d_q = jax.grad(lambda q: (ours(q, *rest).out * seen).sum())(q)
@@ -117,7 +118,8 @@ def test_of_an_output_without_gradient_nothing_comes(emulated):
 
 
 @pytest.mark.parametrize("split_queries", [True, False])
-def test_a_row_split_over_devices_gives_the_same(emulated, split_queries):
+def test_a_row_split_over_devices_gives_the_same(monkeypatch, split_queries):
+    cudnn_calls.emulate(monkeypatch)
     case = CASES["rows onto themselves" if split_queries else "chunks onto rows"]
     mesh = Mesh(
         np.array(jax.devices()[:4]).reshape(2, 1, 2, 1),
@@ -141,8 +143,9 @@ def test_a_row_split_over_devices_gives_the_same(emulated, split_queries):
 def test_more_numbers_than_32_bits_count_are_refused():
     q, k = (jax.ShapeDtypeStruct((64, 1 << 14, n, 256), jnp.bfloat16) for n in (8, 1))
     segment = jax.ShapeDtypeStruct((64, 1 << 14), jnp.int32)
+    run = functools.partial(cudnn.cudnn, samples=SAMPLES)
     with pytest.raises(ValueError, match=r"queries \(64, 16384, 8, 256\).*fewer rows"):
-        jax.eval_shape(ours, q, k, k, segment, segment)
+        jax.eval_shape(run, q, k, k, segment, segment)
 
 
 def test_the_row_says_what_it_cannot_serve():
@@ -158,6 +161,20 @@ def test_the_row_says_what_it_cannot_serve():
         assert "not yet measured" in said()
         assert "positions" in said(causal=True)
         assert "number of samples" in said(samples=None)
+
+
+def test_transformer_engine_is_named_where_it_is_missing(monkeypatch):
+    q, k = (jax.ShapeDtypeStruct((2, 2048, n, 256), jnp.bfloat16) for n in (8, 1))
+    for found, said in ((None, "`make te` builds it"), (object(), "not yet measured")):
+        monkeypatch.setattr(te, "find_spec", lambda name, found=found: found)
+        with compiling_for("cuda", 9.0):
+            assert said in str(dict(explain(q, k, 4))["te"])
+
+
+def test_transformer_engine_serves_no_mesh():
+    mesh = Mesh(np.array(jax.devices()[:2]), ("data",), axis_types=(AxisType.Auto,))
+    with use_abstract_mesh(mesh.abstract_mesh), pytest.raises(ValueError, match="use 'cudnn'"):
+        te.te(*CASES["one sample a row"], samples=SAMPLES)
 
 
 def test_the_call_is_the_one_that_jax_makes_for_packed_rows(monkeypatch):
@@ -237,9 +254,12 @@ def test_it_compiles_for_an_h100_without_one(queries, groups):
 @pytest.mark.gpu
 @pytest.mark.parametrize(("heads", "groups", "head_dim"), [(8, 1, 256), (8, 2, 64), (4, 4, 72)])
 @pytest.mark.parametrize("asked", [None, 24])
-def test_cudnn_on_the_gpu_equals_dense(heads, groups, head_dim, asked):
+@pytest.mark.parametrize("row", ["cudnn", "te"])
+def test_cudnn_on_the_gpu_equals_dense(row, heads, groups, head_dim, asked):
     if jax.default_backend() != "gpu":
         pytest.skip("no NVIDIA GPU here")
+    if row == "te" and (reason := te.missing()):
+        pytest.skip(reason)
     lengths = [(20, 7, 25), (30, 5, 17)]
     *_, q_segment, k_segment = rows(lengths, asked)
     q_segment, k_segment = (np.repeat(x, 16, axis=1) for x in (q_segment, k_segment))
@@ -249,7 +269,7 @@ def test_cudnn_on_the_gpu_equals_dense(heads, groups, head_dim, asked):
         for s, n in ((q_segment, heads), (k_segment, groups), (k_segment, groups))
     )
     mix, exact = mixture(q), [x.astype(jnp.float32) for x in (q, k, v)]
-    run = functools.partial(attend, implementation="cudnn", samples=SAMPLES)
+    run = functools.partial(attend, implementation=row, samples=SAMPLES)
     with jax.default_matmul_precision("float32"):
         wanted = outputs_and_gradients(dense, *exact, q_segment, k_segment, mix=mix)
     found = outputs_and_gradients(run, q, k, v, q_segment, k_segment, mix=mix)
