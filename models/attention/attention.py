@@ -28,7 +28,7 @@ __all__ = [
     "merge",
 ]  # fmt: skip
 
-Implementation = Literal["auto", "pallas", "cudnn", "dense", "blocked"]
+Implementation = Literal["auto", "pallas", "cudnn", "mosaic", "dense", "blocked"]
 
 _FEW, _MANY = 32 * 1024, 1024 * 1024
 """Query-key pairs of a row up to which dense is preferred: the first measured on a CPU, the second
@@ -203,6 +203,10 @@ def _pallas_cannot(case: _Case) -> str | None:
     return _device_problem(case.target, 8.0) or head_problem(case.head_dim, case.dtype)
 
 
+def _unmeasured(case: _Case) -> str:
+    return "not yet measured to be faster on any GPU"
+
+
 def _cudnn(case: _Case) -> Kernel:
     told: dict[str, Any] = {"samples": case.samples}
     return Kernel(partial(cudnn, **told), partial(cudnn_gradients, **told))
@@ -219,6 +223,22 @@ def _cudnn_cannot(case: _Case) -> str | None:
         )
     if case.head_dim % 8:
         return f"head dim {case.head_dim} is not a multiple of 8"
+    return head_problem(case.head_dim, case.dtype)
+
+
+def _mosaic(case: _Case) -> Kernel:
+    from models.attention.mosaic import mosaic  # Mosaic is slow to import
+
+    return Kernel(mosaic, flash_gradients)
+
+
+def _mosaic_cannot(case: _Case) -> str | None:
+    if problem := _device_problem(case.target, 9.0):
+        return problem
+    if case.target.capability >= 10:
+        return f"compute capability {case.target.capability} lacks its instructions, a Hopper's"
+    if case.head_dim % 64:
+        return f"head dim {case.head_dim} is not a multiple of 64"
     return head_problem(case.head_dim, case.dtype)
 
 
@@ -287,7 +307,8 @@ def _grouped(x: Array, k: Array) -> Float[Array, "b q g h *d"]:
 
 _TABLE = {
     "pallas": _Row(lambda case: Kernel(flash, flash_gradients), _pallas_cannot, _pallas_is_slower),
-    "cudnn": _Row(_cudnn, _cudnn_cannot, lambda case: "not yet measured to be faster on any GPU"),
+    "cudnn": _Row(_cudnn, _cudnn_cannot, _unmeasured),
+    "mosaic": _Row(_mosaic, _mosaic_cannot, _unmeasured),
     "dense": _Row(lambda case: Kernel(_dense, _dense_gradients), slower=_dense_is_slower),
     "blocked": _Row(lambda case: Kernel(blocked, blocked_gradients)),
 }
