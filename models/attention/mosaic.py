@@ -191,6 +191,7 @@ def _attend(arrays: _Arrays, here: Any, group: Array, out_ref: Any, lse_ref: Any
         new_top = jnp.maximum(top, logits.max(1))
         found = jnp.exp2(logits - _wide(new_top, logits))
         shrink = jnp.exp2(top - new_top)
+        total = total * shrink + found.sum(1)
         weights[...] = found.astype(weights.dtype)
         plgpu.commit_smem()
         plgpu.barrier_wait(here.v_here.at[stage])
@@ -199,7 +200,7 @@ def _attend(arrays: _Arrays, here: Any, group: Array, out_ref: Any, lse_ref: Any
             for x, part in zip(sums, parts, strict=True)
         ]
         pl.when(again)(lambda: plgpu.barrier_arrive(here.v_used.at[stage]))
-        return new_top, total * shrink + found.sum(1), *sums
+        return new_top, total, *sums
 
     start = [jnp.full(_TILE, MASKED / 2, jnp.float32), jnp.zeros(_TILE, jnp.float32)]
     start += [jnp.zeros((_TILE, part.size), jnp.float32) for part in parts]
