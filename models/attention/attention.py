@@ -29,7 +29,7 @@ __all__ = [
     "merge",
 ]  # fmt: skip
 
-Implementation = Literal["auto", "pallas", "cudnn", "te", "dense", "blocked"]
+Implementation = Literal["auto", "pallas", "cudnn", "te", "mosaic", "dense", "blocked"]
 
 _FEW, _MANY = 32 * 1024, 1024 * 1024
 """Query-key pairs of a row up to which dense is preferred: the first measured on a CPU, the second
@@ -204,6 +204,10 @@ def _pallas_cannot(case: _Case) -> str | None:
     return _device_problem(case.target, 8.0) or head_problem(case.head_dim, case.dtype)
 
 
+def _unmeasured(case: _Case) -> str:
+    return "not yet measured to be faster on any GPU"
+
+
 def _of_samples(run: Any, gradients: Any) -> Callable[[_Case], Kernel]:
     """Kernels that take the number of samples in a row."""
     return lambda case: Kernel(*(partial(f, samples=case.samples) for f in (run, gradients)))
@@ -227,8 +231,20 @@ def _te_cannot(case: _Case) -> str | None:
     return _cudnn_cannot(case) or missing()
 
 
-def _unmeasured(case: _Case) -> str:
-    return "not yet measured to be faster on any GPU"
+def _mosaic(case: _Case) -> Kernel:
+    from models.attention.mosaic import mosaic  # Mosaic is slow to import
+
+    return Kernel(mosaic, flash_gradients)
+
+
+def _mosaic_cannot(case: _Case) -> str | None:
+    if problem := _device_problem(case.target, 9.0):
+        return problem
+    if case.target.capability >= 10:
+        return f"compute capability {case.target.capability} lacks its instructions, a Hopper's"
+    if case.head_dim % 64:
+        return f"head dim {case.head_dim} is not a multiple of 64"
+    return head_problem(case.head_dim, case.dtype)
 
 
 def _device_problem(target: Target, least: float) -> str | None:
@@ -298,6 +314,7 @@ _TABLE = {
     "pallas": _Row(lambda case: Kernel(flash, flash_gradients), _pallas_cannot, _pallas_is_slower),
     "cudnn": _Row(_of_samples(cudnn, cudnn_gradients), _cudnn_cannot, _unmeasured),
     "te": _Row(_of_samples(te, te_gradients), _te_cannot, _unmeasured),
+    "mosaic": _Row(_mosaic, _mosaic_cannot, _unmeasured),
     "dense": _Row(lambda case: Kernel(_dense, _dense_gradients), slower=_dense_is_slower),
     "blocked": _Row(lambda case: Kernel(blocked, blocked_gradients)),
 }

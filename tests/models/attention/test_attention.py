@@ -325,6 +325,8 @@ def test_a_named_row_that_cannot_serve_says_why_instead_of_another_running():
         ("auto", 1032, 4, 4, 72, False),
         ("blocked", 1032, 8, 1, 256, True),
         ("dense", 400, 8, 1, 256, True),
+        ("mosaic", 1032, 8, 1, 256, False),
+        ("mosaic", 400, 4, 4, 64, True),
     ],
 )
 def test_rows_compile_for_an_h100_without_one(
@@ -351,15 +353,19 @@ def test_rows_compile_for_an_h100_without_one(
         compiled = deviceless.compile_for(
             device, jax.grad(loss, (0, 1, 2)), q, k, k, q_segment, segment
         )
-    kernels = compiled.as_text().count('__gpu$xla.gpu.triton"')
-    assert kernels == (3 if implementation == "auto" else 0)
+    text = compiled.as_text()
+    kernels = tuple(text.count(f'{name}"') for name in ("__gpu$xla.gpu.triton", "mosaic_gpu_v2"))
+    assert kernels == {"auto": (3, 0), "mosaic": (2, 1)}.get(implementation, (0, 0))
     assert (compiled.memory_analysis().temp_size_in_bytes < dense) == (implementation != "dense")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("heads", "groups", "head_dim"), [(8, 1, 256), (8, 2, 64), (4, 4, 72)])
 @causal_or_not
-def test_pallas_on_the_gpu_equals_dense(monkeypatch, heads, groups, head_dim, causal):
+@pytest.mark.parametrize("implementation", ["pallas", "mosaic"])
+def test_our_kernels_on_the_gpu_equal_dense(
+    monkeypatch, implementation, heads, groups, head_dim, causal
+):
     monkeypatch.undo()
     if jax.default_backend() != "gpu":
         pytest.skip("no NVIDIA GPU here")
@@ -369,8 +375,10 @@ def test_pallas_on_the_gpu_equals_dense(monkeypatch, heads, groups, head_dim, ca
         jnp.asarray(rng.normal(size=(2, 1000, n, head_dim)), jnp.bfloat16)
         for n in (heads, groups, groups)
     )
+    if reason := attention._TABLE[implementation].cannot(attention._case(q, k, causal=causal)):
+        pytest.skip(reason)
     options = dict(mix=mixture(q), causal=causal, **positions(q, k))
-    ours = functools.partial(attend, implementation="pallas")
+    ours = functools.partial(attend, implementation=implementation)
     exact = [x.astype(jnp.float32) for x in (q, k, v)]
     with jax.default_matmul_precision("float32"):
         dense = outputs_and_gradients(RUN["dense"], *exact, segment, segment, **options)
