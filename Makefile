@@ -36,6 +36,7 @@ OPTIMISED := $(addprefix tests/, \
   parallel/test_chunked_step.py \
   parallel/test_axes.py::test_three_axes_and_accumulation_give_the_losses_weights_and_averages_of_one_device)
 SMOKED := tests/test_imports.py tests/data/lerobot/test_dataset.py tests/models/pi/test_model.py \
+  tests/models/attention/test_attention.py tests/models/attention/test_mosaic.py \
   tests/parallel/test_step.py tests/rl/test_objectives.py tests/sim/rendering/test_raycast.py \
   tests/tools/test_data.py tests/tools/test_export.py tests/parallel/planning/test_explain.py
 

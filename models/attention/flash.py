@@ -140,14 +140,19 @@ class _Tiles:
         """A tile's vectors; a tile is a power of two wide, and zero beyond the dims of a head."""
         if self.wide == self.dim:
             return ref[at, :]
-        return triton.load(ref.at[at, pl.ds(0, self.wide)], mask=self._inside(), other=0)
+        return triton.load(ref.at[at, self._dims()], mask=self._inside(), other=0)
 
     def write(self, ref: Any, vectors: Float[Array, "places w"]) -> None:
         vectors = vectors.astype(ref.dtype)
         if self.wide == self.dim:
             ref[...] = vectors
         else:
-            triton.store(ref.at[:, pl.ds(0, self.wide)], vectors, mask=self._inside())
+            triton.store(ref.at[:, self._dims()], vectors, mask=self._inside())
+
+    def _dims(self) -> pl.Slice:
+        """Dims of a tile. The start is traced because JAX 0.12 refuses a slice that it can see to
+        end past the array, even if a mask hides the rest."""
+        return pl.ds(jnp.zeros((), jnp.int32), self.wide)
 
     def _inside(self) -> Bool[Array, "1 w"]:
         return (jnp.arange(self.wide) < self.dim)[None, :]

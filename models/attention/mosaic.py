@@ -186,7 +186,6 @@ def _attend(arrays: _Arrays, here: Any, group: Array, out_ref: Any, lse_ref: Any
         plgpu.barrier_wait(here.k_here.at[stage])
         logits = _product(q, here.k.at[stage]) * (dim**-0.5 * _LOG2_E)
         seen = _seen(mine, [here.k_mask[stage, i] for i in range(len(mine))])
-        pl.when(again)(lambda: plgpu.barrier_arrive(here.k_used.at[stage]))
         logits = jnp.where(seen, logits, MASKED)
         new_top = jnp.maximum(top, logits.max(1))
         found = jnp.exp2(logits - _wide(new_top, logits))
@@ -194,6 +193,7 @@ def _attend(arrays: _Arrays, here: Any, group: Array, out_ref: Any, lse_ref: Any
         total = total * shrink + found.sum(1)
         weights[...] = found.astype(weights.dtype)
         plgpu.commit_smem()
+        pl.when(again)(lambda: plgpu.barrier_arrive(here.k_used.at[stage]))
         plgpu.barrier_wait(here.v_here.at[stage])
         sums = [
             x * _wide(shrink, x) + _product(weights, here.v.at[stage, :, part])
