@@ -114,7 +114,7 @@ te: .venv-te/installed
 .venv-te/installed: pyproject.toml $(PINS)
 	$(PYTHON) -m venv .venv-te
 	.venv-te/bin/pip install --quiet --disable-pip-version-check -c $(PINS) -e '.[dev,cuda13]' \
-	  pybind11 nvidia-cudnn-frontend nvidia-curand nvidia-nvtx
+	  pybind11 setuptools nvidia-cudnn-frontend nvidia-curand nvidia-nvtx
 	CUDA_VERSION=13.0 NVTE_BUILD_USE_NVIDIA_WHEELS=1 .venv-te/bin/pip install --quiet \
 	  --disable-pip-version-check --no-cache-dir --no-build-isolation -c $(PINS) -e '.[te]'
 	touch $@
