@@ -149,7 +149,7 @@ class _Tiles:
         else:
             triton.store(ref.at[:, self._dims()], vectors, mask=self._inside())
 
-    def _dims(self) -> pl.Slice:
+    def _dims(self) -> Any:
         """Dims of a tile. The start is traced because JAX 0.12 refuses a slice that it can see to
         end past the array, even if a mask hides the rest."""
         return pl.ds(jnp.zeros((), jnp.int32), self.wide)
