@@ -96,7 +96,7 @@ def broken_policy():
             {},
             {"actor": Broken()},
             ValueError,
-            r"seed \d+, step \d+: version 1 of the policy returned",
+            r"seed \d+, step \d+: version [1-9] of the policy returned",
         ),
         ({}, {"actor": broken_policy()}, ArithmeticError, "out of memory"),
         ({}, {"learner": broken_learner("add", 2)}, ArithmeticError, "exploded in add"),
