@@ -4,7 +4,7 @@ and how often to save.
     python -m tools.plan --preset pi05 --rows 8192 --gpus 1024 --gpu h100
     python -m tools.plan --preset pi05 --rows 256 --gpus 8 --precisions bf16 fp8 --out plan.md
     python -m tools.plan --preset groot --rows 4096 --cluster mine.json --dataset-frames 100000000
-    python -m tools.plan --preset pi05 --rows 8192 --gpus 1024 --scaling docs/results/scaling.svg
+    python -m tools.plan --preset pi05 --rows 8192 --gpus 1024 --scaling scaling.svg
     python -m tools.plan --preset pi05 --gpus 8 --compile --explain
 
 The command predicts every choice of mesh, micro-batches and remat, and ranks those that fit. For
@@ -229,7 +229,8 @@ def main(
       top: number of rows in the table.
       out: also write a file: all choices that fit (.json), or the table (.md, .html).
       scaling: instead, draw throughput from 8 to 10,240 GPUs to this file (.svg,
-        .png), with the table beside it as Markdown; the rows per GPU stay the same.
+        .png), with the table beside it as Markdown and JSON; the rows per GPU stay
+        the same.
       compile_best: also compile the best choice for the chip, for its exact memory
         and collectives (extra `plan`; a minute or more, with JAX_PLATFORMS=cpu).
       explain: also read the compiled program, kernel by kernel: part of the model,
@@ -243,7 +244,7 @@ def main(
     _check_path("--scaling", scaling, ".svg", ".png")
     if scaling is not None and (out or as_json or compile_best or explain):
         raise ValueError(
-            "--scaling writes only a figure and its table; leave out --out, --json, --compile "
+            "--scaling writes a figure, its table and its JSON; leave out --out, --json, --compile "
             "and --explain."
         )
     task = make_task(run, cluster)

@@ -9,7 +9,7 @@ are those of `cluster.Chip` and `OVERLAP`.
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from statistics import NormalDist
 from typing import Any, Literal
@@ -90,6 +90,12 @@ class TrainingTask:
     trips: float = 1.0
     capability: float = 9.0
     pipelined: tuple[int, ...] = ()
+
+    def of_rows(self, rows: int) -> "TrainingTask":
+        """The same task with another number of rows, for which nothing is traced again."""
+        other = replace(self, rows=rows)
+        vars(other).update(own_flops=self.own_flops, state=self.state)
+        return other
 
     @cached_property
     def own_flops(self) -> "Line":

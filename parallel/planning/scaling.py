@@ -64,7 +64,7 @@ def curve(
     """
     profiles, points = profiles or profiler(task, cluster.chip), list[ScalingPoint]()
     for devices in sizes:
-        grown = replace(task, rows=task.rows * devices // cluster.devices)
+        grown = task.of_rows(task.rows * devices // cluster.devices)
         best = search(
             grown, replace(cluster, devices=devices), remats, precisions, profiles=profiles
         )[0]

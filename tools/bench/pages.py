@@ -14,9 +14,13 @@ Comments on a page, which a reader does not see, say how its figures follow from
     (these three lines again, the last once for each of `runs`, whose key `*` stands for)
     <!-- end -->
 
+    <!-- loads -->Load average of the machine when it began: 4.9 (packing.json).<!-- end -->
+
 `{a.b.0:FORMAT}` is the value at a, b, 0 in Python's format. Percentages get a space, a list of two
-is a range (which null leaves open), and `{success:x256}` writes a share as so many of 256. A test
-checks that the command would change nothing, so that no such figure differs from its JSON.
+is a range (which null leaves open), and `{success:x256}` writes a share as so many of 256. The last
+comment names those of the page's files that were measured beside other work. Tests check that the
+command would change nothing, so that no such figure differs from its JSON, and that each page of
+docs with such a file has that comment.
 """
 
 import json
@@ -33,6 +37,7 @@ _BEGIN = "<!-- figures "
 _BLOCK = re.compile(
     _BEGIN + r"(\S+\.json)(?: for ([^\n]+)(?=\n))?(\s.*?)-->.*?<!-- end -->", re.DOTALL
 )
+_LOADS = re.compile(r"(<!-- loads -->).*?(<!-- end -->)", re.DOTALL)
 _FIGURE = re.compile(r"\{([^{}:]+)(?::([^{}]*))?\}")
 _ROUNDING = 0.05
 """Largest distance from a whole number of starts of a share that was written with four digits."""
@@ -42,7 +47,7 @@ def main(root: Path = ROOT) -> None:
     """Rewrite every page's figures.
 
     Args:
-      root: folder with README.md and docs, whose JSON is in docs/results/data.
+      root: folder with README.md, CHANGELOG.md and docs, whose JSON is in docs/results/data.
     """
     console = Console()
     for page, text in made(root):
@@ -58,7 +63,7 @@ def made(root: Path) -> Iterator[tuple[Path, str]]:
     Raises:
       ValueError: a page asks for something that its JSON lacks, or a comment has no end.
     """
-    for page in (root / "README.md", *sorted((root / "docs").rglob("*.md"))):
+    for page in (*sorted(root.glob("*.md")), *sorted((root / "docs").rglob("*.md"))):
         text = page.read_text(encoding="utf-8")
         if _BEGIN in text:
             try:
@@ -76,7 +81,18 @@ def renewed(text: str, data: Path) -> str:
     blocks = list(_BLOCK.finditer(text))
     if len(blocks) != text.count(_BEGIN) or any(_BEGIN in block[3] for block in blocks):
         raise ValueError(f"a comment that begins with {_BEGIN!r} has no <!-- end -->, or no -->.")
-    return _BLOCK.sub(lambda block: _block(block, data), text)
+    told_loads = ", ".join(f"{load} ({name})" for name, load in busy(text, data).items())
+    said = f"Load average of the machine when it began: {told_loads}." if told_loads else ""
+    written = _BLOCK.sub(lambda block: _block(block, data), text)
+    return _LOADS.sub(lambda block: f"{block[1]}{said}{block[2]}", written)
+
+
+def busy(text: str, data: Path) -> dict[str, float]:
+    """Files of a page's figures that were measured beside other work, each with the machine's load
+    (processes that run or wait, averaged over a minute) before it began."""
+    names = sorted({block[1] for block in _BLOCK.finditer(text)})
+    loads = {name: _read(data / name).get("load_before") for name in names}
+    return {name: load for name, load in loads.items() if load is not None and load > 1}
 
 
 def told(value: Any, form: str) -> str:
@@ -100,9 +116,14 @@ def told(value: Any, form: str) -> str:
     return text.replace("-", "−").removesuffix("%") + " %" * form.endswith("%")
 
 
+def _read(file: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return found
+
+
 def _block(block: re.Match[str], data: Path) -> str:
     name, each, template = block.groups()
-    found = json.loads((data / name).read_text(encoding="utf-8"))
+    found = _read(data / name)
     lines = [(line, "") for line in template.strip().splitlines()]
     if each is not None:
         *lines, (last, _) = lines

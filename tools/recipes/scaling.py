@@ -1,12 +1,16 @@
-"""The page that shows how a run would scale: a figure, and a table beside it in Markdown."""
+"""The page that shows how a run would scale: a figure, and beside it a table in Markdown and its
+numbers as JSON."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 from rich.markdown import Markdown
 
 from parallel.planning.cluster import Cluster
+from parallel.planning.predict import Prediction
 from parallel.planning.scaling import DAYS, SEEDS, ScalingPoint
 
 SIZES = (8, 32, 128, 256, 512, 1024, 2048, 4096, 8192, 10_240)
@@ -14,7 +18,8 @@ SIZES = (8, 32, 128, 256, 512, 1024, 2048, 4096, 8192, 10_240)
 
 
 def write(points: Sequence[ScalingPoint], title: str, path: Path, cluster: Cluster) -> Markdown:
-    """Draws the figure (.svg, .png) at `path` and writes the page beside it, which is returned."""
+    """Draws the figure (.svg, .png) at `path` and writes the page, which is returned, and the JSON
+    beside it."""
     draw(points, title, path)
     best, per = points[-1].best, cluster.failures * 1e5
     text = (
@@ -30,7 +35,42 @@ def write(points: Sequence[ScalingPoint], title: str, path: Path, cluster: Clust
         f"{markdown(_HEADINGS, [_row(point) for point in points])}"
     )
     path.with_suffix(".md").write_text(text)
+    told = json.dumps(as_json(points, title, cluster), indent=1)
+    path.with_suffix(".json").write_text(f"{told}\n")
     return Markdown(text)
+
+
+def as_json(points: Sequence[ScalingPoint], title: str, cluster: Cluster) -> dict[str, Any]:
+    """The points by number of devices, and the assumptions about the cluster."""
+    return {
+        "title": title,
+        "nic_gbps": cluster.across.bandwidth * 8e-9,
+        "node": cluster.node,
+        "jitter": cluster.jitter,
+        "interruptions_in_100k_gpu_hours": cluster.failures * 1e5,
+        "simulated_days": DAYS,
+        "simulated_runs": SEEDS,
+        "rows": {
+            point.devices: {
+                "devices": point.devices,
+                "mesh": _mesh(point.best),
+                "remat": point.best.choice.remat,
+                "precision": point.best.choice.precision,
+                "step_seconds": point.best.step,
+                "mfu": point.best.mfu,
+                "samples_per_second": point.best.samples_per_second,
+                "samples_per_device": point.best.samples_per_second / point.devices,
+                "efficiency": point.efficiency,
+                "save_every_minutes": point.interval / 60,
+                "goodput": point.goodput,
+                "simulated": point.simulated,
+                "simulated_range": [point.low, point.high],
+                "interruptions": point.failures,
+                "kept_per_second": point.best.samples_per_second * point.simulated,
+            }
+            for point in points
+        },
+    }
 
 
 def markdown(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -77,10 +117,9 @@ _HEADINGS = (
 
 def _row(point: ScalingPoint) -> list[str]:
     best = point.best
-    mesh = " ".join(f"{axis}={n}" for axis, n in best.choice.sizes.items() if n > 1)
     return [
         f"{point.devices:,}",
-        f"{mesh}, {best.choice.remat}, {best.choice.precision}",
+        f"{_mesh(best)}, {best.choice.remat}, {best.choice.precision}",
         f"{best.step:.3f}",
         f"{best.mfu:.1%}",
         f"{best.samples_per_second:,.0f}",
@@ -91,3 +130,7 @@ def _row(point: ScalingPoint) -> list[str]:
         f"{point.failures:.1f}",
         f"{best.samples_per_second * point.simulated:,.0f}",
     ]
+
+
+def _mesh(best: Prediction) -> str:
+    return " ".join(f"{axis}={n}" for axis, n in best.choice.sizes.items() if n > 1)

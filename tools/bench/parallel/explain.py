@@ -55,12 +55,17 @@ def compiled_program(run: PlannedRun) -> dict[str, Any]:
     step = compiled(run, task, cluster, best.choice)
     report = explained_step(explain(step.program, step.mesh, cluster), best)
     told = describe(run, cluster, best)
+    samples = task.rows * task.samples
     return {
         **{name: told[name] for name in ("mesh", "accumulation", "remat")},
         "rows": task.rows,
-        "samples": task.rows * task.samples,
-        "plan": {name: told[name] for name in ("step_seconds", "mfu", "samples_per_second")},
+        "samples": samples,
+        "plan": {
+            **{name: told[name] for name in ("step_seconds", "mfu", "samples_per_second")},
+            "samples_per_gpu": samples / told["step_seconds"] / GPUS,
+        },
         "program": {
+            "samples_per_gpu": samples / report["step_seconds"] / GPUS,
             **{name: report[name] for name in _PROGRAM},
             "tflop": report["flops"] / 1e12,
             "gb": report["bytes"] / 1e9,

@@ -4,9 +4,12 @@ parallelism, 128 samples per GPU), predicted by the planner's model of a step.
 A step is T(n) = c · slowest(n) + exposed all-reduce(n). The network is the paper's: nodes of eight
 with 3.2 Tb/s. Nothing in the paper says how step times vary, which is what matters here, so the
 result is given without any variation and with one number fitted, and says which is which.
+
+The hours of an epoch are those of `tools.plan --preset groot` for H100s, with nothing fitted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +19,8 @@ from models.terminal import Console
 from parallel.mesh import AXES
 from parallel.planning.cluster import make_cluster
 from parallel.planning.cost import Collective, busy
-from parallel.planning.predict import LEAST_EXPOSED, OVERLAP, slowest
+from parallel.planning.predict import LEAST_EXPOSED, OVERLAP, profiler, search, slowest
+from tools.plan import Machines, PlannedRun, describe, make_task
 
 FRAMES, BATCH = 100e6, 128
 PARAMETERS = 2.7e9
@@ -39,6 +43,14 @@ class Row(NamedTuple):
 
 
 PAPER = (Row(256, 2.55), Row(512, 1.24), Row(1024, 0.73))
+EPOCHS: Mapping[str, tuple[int, Mapping[int, float | None]]] = {
+    "128 samples per GPU": (BATCH, {row.gpus: row.hours for row in PAPER}),
+    "256 samples per GPU": (256, {1024: 48 / 60}),
+    "512 samples per GPU": (512, {1024: 22 / 60}),
+    "32 samples per GPU": (32, {1024: None}),
+}
+"""Samples per GPU and step (32: the plan's default), with the paper's hours of an epoch by GPUs."""
+_TOLD = ("step_seconds", "mfu", "samples_per_second", "goodput", "epoch_hours", "remat")
 
 
 def exposed(gpus: int, compute: float) -> float:
@@ -79,23 +91,68 @@ def efficiency(gpus: int, jitter: float, base: Row = PAPER[0]) -> float:
     return step(base.gpus, compute, jitter) / step(gpus, compute, jitter)
 
 
-def run(console: Console) -> dict[str, Any]:
-    """Efficiency from 256 GPUs up: the paper's, with no variation, the planner's default, and the
-    fitted one. `ratio` is predicted over the paper's at 1024 with the fitted one."""
-    fitted = fitted_jitter()
-    table = Table("GPUs", "paper", "no jitter", f"{CLEAN:.0%} jitter", f"fitted, {fitted:.1%}")
-    results = {}
+def epochs() -> dict[str, dict[int, dict[str, Any]]]:
+    """GR00T-N1.5's epoch of the paper's frames on H100s by samples per GPU and GPUs, as
+    `tools.plan` predicts it, goodput in it, beside the paper's hours."""
+    run = PlannedRun(preset="groot", dataset_frames=round(FRAMES))
+    cluster = Machines().read()
+    task = make_task(run, cluster)
+    profiles = profiler(task, cluster.chip)
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    for name, (batch, hours) in EPOCHS.items():
+        found[name] = {}
+        for gpus, paper in hours.items():
+            grown = task.of_rows(round(batch * gpus / task.samples))
+            larger = replace(cluster, devices=gpus)
+            best = search(grown, larger, profiles=profiles)[0]
+            told = describe(run, larger, best)
+            mesh = " ".join(f"{axis}={n}" for axis, n in told["mesh"].items() if n > 1)
+            found[name][gpus] = {key: told[key] for key in _TOLD} | {
+                "samples_per_gpu": told["samples_per_second"] / gpus,
+                "mesh": mesh,
+                "paper_hours": paper,
+            }
+    return found
+
+
+def efficiencies(jitter: float) -> dict[int, dict[str, float]]:
+    """Efficiency from 256 GPUs up: the paper's, with no variation, with the planner's default, and
+    with `jitter`."""
+    found = {}
     for row in PAPER:
+        ours = [efficiency(row.gpus, each) for each in (0.0, CLEAN, jitter)]
         paper = PAPER[0].step / row.step
-        ours = [efficiency(row.gpus, jitter) for jitter in (0.0, CLEAN, fitted)]
-        results[row.gpus] = {"paper": paper, "none": ours[0], "default": ours[1], "fit": ours[2]}
-        table.add_row(f"{row.gpus:,}", f"{paper:.1%}", *(f"{value:.1%}" for value in ours))
+        found[row.gpus] = {"paper": paper, "none": ours[0], "default": ours[1], "fit": ours[2]}
+    return found
+
+
+def run(console: Console) -> dict[str, Any]:
+    """Efficiencies, and hours of an epoch. `ratio` is predicted over the paper's at 1024 with the
+    fitted jitter."""
+    fitted = fitted_jitter()
+    rows = efficiencies(fitted)
+    table = Table("GPUs", "paper", "no jitter", f"{CLEAN:.0%} jitter", f"fitted, {fitted:.1%}")
+    for gpus, row in rows.items():
+        table.add_row(f"{gpus:,}", *(f"{value:.1%}" for value in row.values()))
     console.print(table)
-    last = results[1024]
+    predicted = epochs()
+    console.print(_hours(predicted))
+    last = rows[1024]
     return {
         "ratio": last["fit"] / last["paper"],
         "ours": f"{last['fit']:.1%} of linear at 1024 GPUs with the fitted jitter",
         "other": f"{last['paper']:.1%} in the paper",
         "jitter": fitted,
-        "rows": results,
+        "rows": rows,
+        "epochs": predicted,
     }
+
+
+def _hours(predicted: dict[str, dict[int, dict[str, Any]]]) -> Table:
+    table = Table("GR00T-N1.5 on H100s", "GPUs", "hours of an epoch", "the paper's", "MFU")
+    for name, by_gpus in predicted.items():
+        for gpus, told in by_gpus.items():
+            paper = "" if told["paper_hours"] is None else f"{told['paper_hours']:.2f}"
+            ours = f"{told['epoch_hours']:.2f}"
+            table.add_row(name, f"{gpus:,}", ours, paper, f"{told['mfu']:.1%}")
+    return table
