@@ -2,25 +2,82 @@
 no JSON contradicts itself."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from sim.statistics import Rate
-from tools.bench.pages import ROOT, made, main, renewed, told
+from tools.bench.pages import ROOT, busy, made, main, renewed, told
 from tools.bench.parallel import recipe
 
 DATA = ROOT / "docs" / "results" / "data"
+README = (ROOT / "README.md").read_text()
+LOADS = "<!-- loads -->"
+FIGURES = re.compile("<!-- figures .*?<!-- end -->", re.DOTALL)
+COMPUTED = {
+    "fine_tune.md", "libero.md", "optimizer.md", "pipeline.md", "presets.md", "qlora.md",
+    "results/README.md",
+}  # fmt: skip
+"""Pages whose tables have settings, what follows from shapes, or other pages' figures."""
 
 
 def test_no_figure_on_a_page_differs_from_its_json() -> None:
     pages = dict(made(ROOT))
-    assert {"README.md", "demo.md", "recipe.md", "tabletop.md"} <= {page.name for page in pages}
+    assert {ROOT / "README.md", ROOT / "CHANGELOG.md"} <= pages.keys()
+    assert {"demo.md", "recipe.md", "tabletop.md"} <= {page.name for page in pages}
     different = [page.name for page, text in pages.items() if text != page.read_text()]
     assert not different, "`python -m tools.bench pages` writes their figures anew"
+
+
+@pytest.mark.parametrize("file", sorted(DATA.glob("*.json")), ids=lambda file: file.stem)
+def test_each_json_names_the_commit_that_made_it_and_the_load_of_the_machine(file: Path) -> None:
+    found = json.loads(file.read_text())
+    assert re.fullmatch("[0-9a-f]{40}", found["commit"])
+    assert found["load_before"] is None or found["load_before"] >= 0
+
+
+def test_pages_name_their_figures_that_were_measured_beside_other_work() -> None:
+    texts = {page: page.read_text() for page in sorted((ROOT / "docs").rglob("*.md"))}
+    beside = {page.name: names for page, text in texts.items() if (names := busy(text, DATA))}
+    assert beside["attention.md"].keys() == {"attention.json"}
+    silent = [page for page, text in texts.items() if busy(text, DATA) and LOADS not in text]
+    assert not silent, f"write {LOADS}<!-- end --> where these pages tell of the machine"
+
+
+def test_pages_say_of_which_measured_tables_no_json_was_kept() -> None:
+    docs = ROOT / "docs"
+    texts = {page.relative_to(docs).as_posix(): page.read_text() for page in docs.rglob("*.md")}
+    silent = [
+        page
+        for page, text in texts.items()
+        if page not in COMPUTED
+        and any(measured_tables(text))
+        and not re.search(r"\b[Nn]o\s+JSON\s+was\s+kept", text)
+    ]
+    assert not silent, "take their figures from a JSON, or say that no JSON was kept"
+
+
+def test_no_line_begins_with_a_comment_that_markdown_would_take_for_html() -> None:
+    """From such a line on, nothing is bold, a link or a table until the comment's line ends."""
+    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
+        lines = page.read_text().splitlines()
+        begun = [line for line in lines if re.match(r" *<!-- (figures .*|loads )-->.", line)]
+        assert not begun, f"{page}: {begun}"
+
+
+def test_what_the_front_page_calls_the_least_is_the_least() -> None:
+    shapes = json.loads((DATA / "plan.json").read_text())["shapes"]
+    assert min(shapes, key=lambda name: shapes[name]["ours"]["fill"]) == "tiny"
+    ratios: dict[str, list[float]] = {"straight from": [], "straight, to the last bit": []}
+    for name in ("cameras.json", "data.json"):
+        for row in json.loads((DATA / name).read_text())["rows"]:
+            for which in (key for key in ratios if key in row["work"]):
+                ratios[which].append(row["peers"]["LeRobot 0.6.1"]["ratio"])
+    least, exact = (f"{min(found):.1f}" for found in ratios.values())
+    assert f"{least} times (bit for bit as from a store: {exact})<!-- end --> or more" in README
 
 
 @pytest.mark.parametrize("file", sorted(DATA.glob("*.json")), ids=lambda file: file.stem)
@@ -46,10 +103,35 @@ def test_the_demos_worst_seed_is_the_worst() -> None:
 
 
 def test_the_recipes_table_is_what_its_benchmark_gives() -> None:
-    kept, found = json.loads((DATA / "recipe.json").read_text()), recipe.run(Console(quiet=True))
-    for gpus, row in found["rows"].items():
+    kept, jitter = json.loads((DATA / "recipe.json").read_text()), recipe.fitted_jitter()
+    for gpus, row in recipe.efficiencies(jitter).items():
         assert kept["rows"][str(gpus)] == pytest.approx(row)
-    assert kept["jitter"] == pytest.approx(found["jitter"])
+    assert kept["jitter"] == pytest.approx(jitter)
+
+
+def test_the_recipes_epochs_follow_from_their_rates() -> None:
+    kept = json.loads((DATA / "recipe.json").read_text())["epochs"]
+    assert kept.keys() == recipe.EPOCHS.keys()
+    for name, (batch, hours) in recipe.EPOCHS.items():
+        assert kept[name].keys() == {str(gpus) for gpus in hours}
+        for gpus, paper in hours.items():
+            row = kept[name][str(gpus)]
+            assert row["paper_hours"] == paper
+            rate = batch / row["step_seconds"]
+            assert row["samples_per_gpu"] == pytest.approx(rate)
+            seconds = recipe.FRAMES / (gpus * rate * row["goodput"])
+            assert row["epoch_hours"] == pytest.approx(seconds / 3600)
+
+
+def measured_tables(text: str) -> Iterator[str]:
+    """Tables that no JSON made and whose cells, but for the first of a row, are to a quarter or
+    more numbers."""
+    for table in re.findall(r"(?:^\|.*\n)+", FIGURES.sub("", text + "\n"), re.MULTILINE):
+        rows = [line.strip("| ").split("|")[1:] for line in table.splitlines()[2:]]
+        cells = [cell.strip() for row in rows for cell in row if cell.strip()]
+        numbers = [cell for cell in cells if re.match(r"[*−+-]*\d", cell)]
+        if len(numbers) > 1 and 4 * len(numbers) >= len(cells):
+            yield table
 
 
 PAGE = """\
@@ -89,6 +171,20 @@ def test_figures_and_tables_are_written_and_written_again(tmp_path: Path) -> Non
     (tmp_path / "found.json").write_text(json.dumps(FOUND | {"by task": {"lift": [1, [0.9, 1]]}}))
     assert "`lift` | 50/50, 100 % (90.0–100.0 %)" in (text := renewed(WRITTEN, tmp_path))
     assert "49/50" not in text
+
+
+def test_a_load_above_one_is_named_where_the_page_asks(tmp_path: Path) -> None:
+    page, end = f"{LOADS}of another time<!-- end -->\n{PAGE}", "<!-- end -->\n"
+    for load, said in ((None, ""), (0.9, ""), (2.1, "2.1 (found.json).")):
+        (tmp_path / "found.json").write_text(json.dumps(FOUND | {"load_before": load}))
+        told_load = said and f"Load average of the machine when it began: {said}"
+        assert renewed(page, tmp_path) == f"{LOADS}{told_load}{end}{WRITTEN}"
+
+
+def test_a_table_of_numbers_that_no_json_made_is_found() -> None:
+    assert list(measured_tables(f"{WRITTEN}\n| a | b |\n|---|---|\n| x | a word, not 1 |\n")) == []
+    lone = "| seed | success |\n|---|---|\n| 0 | **98.4 %** |\n| 1 | −0.2 |\n"
+    assert list(measured_tables(f"{WRITTEN}\n{lone}")) == [lone]
 
 
 def test_a_figure_is_told_as_our_pages_tell_it() -> None:
