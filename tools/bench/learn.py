@@ -240,7 +240,9 @@ def _found(
     kept = folder / "result.json"
     if not kept.is_file():
         resume = (folder / "config.json").is_file()
-        training.run(training.Paths(str(dataset), folder, resume=resume), preset, console)
+        paths = training.Paths(str(dataset), folder, resume=resume)
+        if not training.run(paths, preset, console).finished:
+            raise KeyboardInterrupt
         replace_text(kept, json.dumps(_judged(task, folder, sizes)._asdict()))
     return LearnResult(**json.loads(kept.read_text()))
 

@@ -31,6 +31,7 @@ from models.layers.stack import apart
 from models.terminal import Console
 from tools.bench.models.pi05 import Width
 from tools.bench.models.random_policy import random_policy
+from tools.bench.process import ending
 from tools.bench.serve_start import starts
 from tools.convert_checkpoint import convert
 from tools.recipes.presets import TINY
@@ -175,7 +176,7 @@ class _Served:
         )
         said, _ = await process.communicate()
         if process.returncode:
-            raise ValueError(f"The clients of {self._url} ended with {process.returncode}.")
+            raise ValueError(f"The process of the clients {ending(process.returncode)}.")
         told = json.loads(said)
         self._rates.append(len(told["took"]) / told["seconds"])
         self._took += told["took"]
