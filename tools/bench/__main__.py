@@ -52,7 +52,7 @@ BENCHMARKS: Mapping[str, str] = {
     "recipe": "tools.bench.parallel.recipe",
     "rl": "tools.bench.rl.rl",
     "rounding": "tools.bench.models.rounding",
-    "serve": "tools.bench.serve",
+    "serve": "tools.bench.serving.serve",
     "sim": "tools.bench.sim.sim",
     "solver": "tools.bench.models.solver",
     "start": "tools.bench.data.start",

@@ -54,7 +54,7 @@ def ended(
 
 
 def ending(status: int) -> str:
-    """How a process ended, from its exit status, which is the negative number of a signal."""
+    """The way a process ended, from its exit status, which is the negative number of a signal."""
     return f"ended with {status}" if status >= 0 else f"was ended by {signal.Signals(-status).name}"
 
 

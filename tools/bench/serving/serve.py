@@ -1,5 +1,5 @@
 """Requests per second of one server that batches over 8 clients, compared with the same server
-answering one at a time; and the seconds of its start (`start`, see `serve_start`). With `--width
+answering one at a time; and the seconds of its start (`start`, see `serving.start`). With `--width
 real`, only the start is measured, of π0.5 as released: saved in bfloat16, in which a GPU computes;
 a CPU does so in float32.
 
@@ -32,7 +32,7 @@ from models.terminal import Console
 from tools.bench.models.pi05 import Width
 from tools.bench.models.random_policy import random_policy
 from tools.bench.process import ending
-from tools.bench.serve_start import starts
+from tools.bench.serving.start import starts
 from tools.convert_checkpoint import convert
 from tools.recipes.presets import TINY
 from tools.serving.engine import Engine
