@@ -19,6 +19,7 @@ import pytest
 from models.terminal import Console
 from parallel.planning import deviceless
 from tests.helpers.guides.pages import RESULTS, ROOT, commands
+from tests.helpers.tools import peer
 from tools.bench import __main__, learn
 from tools.bench.__main__ import BENCHMARKS, COMMANDS, main
 from tools.bench.all import BENCHES
@@ -97,6 +98,16 @@ def test_a_benchmark_begins_at_its_real_size(name, home):
     found = begins(PUBLISHED[name], home)
     assert (found["after"] == "the end") == (name in WHOLE)
     assert found["gb"] < 8 or name in DRILLS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(PEERS - {"pi05", "pi05_real"}))
+def test_our_half_of_a_benchmark_begins_beside_a_stand_in(name, home):
+    """Our halves of pi05 first compare results with openpi's, which a stand-in does not have."""
+    python = peer.executable(home / "python")
+    found = begins((name, "--peer", str(python), "--json"), home)
+    assert found["after"] == "2 timed steps"
+    assert found["gb"] < 8
 
 
 @pytest.mark.drill
