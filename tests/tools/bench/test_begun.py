@@ -20,6 +20,7 @@ from models.terminal import Console
 from parallel.planning import deviceless
 from tests.helpers.guides.pages import RESULTS, ROOT, commands
 from tests.helpers.tools import peer
+from tools import plan
 from tools.bench import __main__, learn
 from tools.bench.__main__ import BENCHMARKS, COMMANDS, main
 from tools.bench.all import BENCHES
@@ -140,6 +141,16 @@ def test_what_lacks_something_says_what_to_install_before_any_work(name, monkeyp
     assert not list(tmp_path.iterdir())
 
 
+def test_a_plan_that_is_to_be_compiled_needs_the_compiler_before_any_work(monkeypatch):
+    def absent(package):
+        raise importlib.metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(deviceless, "version", absent)
+    monkeypatch.setattr(plan, "make_task", lambda *_: pytest.fail("it was begun"))
+    with pytest.raises(ImportError, match=WANTING["explain"]):
+        plan.main(plan.PlannedRun(), plan.Machines(), compile_best=True)
+
+
 @pytest.mark.parametrize("name", __main__._WITH_PEER)
 def test_a_peer_that_is_not_there_is_refused_before_any_work(name, tmp_path, monkeypatch):
     monkeypatch.setitem(BENCHMARKS, name, "it would be imported")
@@ -158,7 +169,7 @@ def test_every_benchmark_on_a_results_page_is_one_that_begins(page):
     for command in commands(page):
         if " tools.bench " in command:
             said = command.partition(" tools.bench ")[2]
-            bare = re.sub(r" --(json|list|peer \S+)", "", said)
+            bare = re.sub(r" --(json|list|keep|peer \S+)", "", said)
             assert bare in begun | COMMANDS.keys(), command
     for name in re.findall(r"(?:tools\.bench|`bench) (\w+)", page.read_text()):
         assert name in BENCHMARKS.keys() | COMMANDS.keys() | {"NAME"}
