@@ -34,7 +34,7 @@ from parallel.mesh import MeshConfig
 from parallel.optimizer import OptimizerConfig
 from parallel.planning.cluster import Cluster, make_cluster, read_cluster
 from parallel.planning.cost import seconds
-from parallel.planning.deviceless import CompiledStep, compile_step
+from parallel.planning.deviceless import CompiledStep, compile_step, devices
 from parallel.planning.explain import Explanation
 from parallel.planning.explain import explain as explained
 from parallel.planning.predict import Choice, Precision, Prediction, TrainingTask, search
@@ -247,6 +247,8 @@ def main(
             "--scaling writes a figure, its table and its JSON; leave out --out, --json, --compile "
             "and --explain."
         )
+    if compile_best or explain:
+        devices(cluster.chip.name)
     task = make_task(run, cluster)
     if scaling is not None:
         points = curve(task, cluster, SIZES, recovery, remats, precisions)

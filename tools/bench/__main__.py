@@ -5,7 +5,7 @@
     python -m tools.bench data --peer ENVIRONMENT/bin/python OTHER/bin/python
     python -m tools.bench attention --tiny
     python -m tools.bench learn --task tabletop-reach
-    python -m tools.bench all        # every one that a CPU can run; --list says how long each takes
+    python -m tools.bench all        # every one that a CPU can run, 12 hours; --list lists them
     python -m tools.bench pages      # rewrites the figures on the pages of docs from their JSON
 
 Each result has `ratio` (ours over the other), both figures with their unit, versions and hardware.
@@ -13,15 +13,19 @@ Only the benchmark that you name is imported, so each needs only its own package
 """
 
 import json
+import signal
 import sys
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any, Literal
 
 import tyro
 
 from models.terminal import Console, guard_tracebacks, harmless
+from parallel.hosts import exits
+from tools.bench.peer import check_python
 from tools.command_line.versions import versions
 
 BENCHMARKS: Mapping[str, str] = {
@@ -48,7 +52,7 @@ BENCHMARKS: Mapping[str, str] = {
     "recipe": "tools.bench.parallel.recipe",
     "rl": "tools.bench.rl.rl",
     "rounding": "tools.bench.models.rounding",
-    "serve": "tools.bench.serve",
+    "serve": "tools.bench.serving.serve",
     "sim": "tools.bench.sim.sim",
     "solver": "tools.bench.models.solver",
     "start": "tools.bench.data.start",
@@ -104,6 +108,8 @@ def main(
         raise ValueError(f"--width is for {', '.join(_WITH_WIDTH)}; {name} has one width.")
     if bool(task) != (name == "learn"):
         raise ValueError("--task is for learn, which needs it.")
+    for python in peer:
+        check_python(python)
     given = peer if name in _WITH_PEERS else peer[0] if peer else None
     options: dict[str, Any] = {"peer": given} if given else {}
     options |= ({"tiny": True} if tiny else {}) | ({"width": width} if width == "real" else {})
@@ -117,13 +123,21 @@ def main(
         print(json.dumps(result))
 
 
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
 if __name__ == "__main__":
     guard_tracebacks()
+    signal.signal(signal.SIGTERM, _stop)
     try:
         if found := COMMANDS.get("".join(sys.argv[1:2])):
             command, prog = import_module(found), f"python -m tools.bench {sys.argv[1]}"
             tyro.cli(command.main, prog=prog, description=command.__doc__, args=sys.argv[2:])
         else:
             tyro.cli(main, prog="python -m tools.bench", description=__doc__)
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, ImportError) as error:
         sys.exit(harmless(f"error: {error}"))
+    except KeyboardInterrupt:
+        print("Stopped by a signal; nothing was measured to the end.", file=sys.stderr)
+        sys.exit(exits.INTERRUPTED)

@@ -1,21 +1,25 @@
 """Run every benchmark that a CPU can run, one after another, each in its own process.
 
     python -m tools.bench all --list         # lists them, and how long each takes
-    python -m tools.bench all                # measures those that have no JSON yet
+    python -m tools.bench all                # measures them, in about 12 hours
     python -m tools.bench all --quick        # only those that take at most five minutes
+    python -m tools.bench all --keep         # then replaces the committed results
     python -m tools.bench all --again --peer pi05 OPENPI/bin/python data LEROBOT/bin/python
 
 If a benchmark takes several Pythons, name it once with each.
 
-Each result is written to docs/results/data/NAME.json as soon as it is there, with the machine's
-load before the benchmark began. A benchmark that fails does not stop the others; the next call runs
-it again, and also one that was interrupted. At the end, `python -m tools.bench pages` rewrites the
-pages' figures. Images that ladder and rl draw are in the repository's root. Rates are meaningful
-only on a machine that does nothing else. Benchmarks that need a GPU: `python -m tools.bench.gpu`.
+Each result is written to runs/bench/NAME.json as soon as it is there, with the commit that made it,
+the machine's load before it began and the seconds that it took. A benchmark that fails, or is ended
+by a signal, writes nothing and does not stop the others; the next call runs it again. At the end, a
+table shows what was measured beside the committed results (docs/results/data). With --keep, it
+replaces these, and the pages' figures are rewritten from them. Images that ladder and rl draw are
+in the repository's root. Rates are meaningful only on a machine that does nothing else. Benchmarks
+that need a GPU: `python -m tools.bench.gpu`.
 """
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections import defaultdict
@@ -32,8 +36,11 @@ from parallel.runs.atomic import replace_text
 from tools.bench import pages
 from tools.bench.process import ended, last_json
 from tools.command_line.ending import in_a_line
+from tools.command_line.versions import commit
 
 DATA = pages.ROOT / "docs" / "results" / "data"
+"""Folder of the committed results."""
+OUT = pages.ROOT / "runs" / "bench"
 QUICK = 5
 """Largest number of minutes that a quick benchmark takes."""
 _PATIENCE = 4
@@ -119,15 +126,18 @@ def main(
     quick: bool = False,
     again: bool = False,
     listing: Annotated[bool, tyro.conf.arg(name="list")] = False,
-    out: Path = DATA,
+    keep: bool = False,
+    out: Path = OUT,
     peer: tuple[tuple[str, Path], ...] = (),
 ) -> None:
     """Measure everything that a CPU can.
 
     Args:
       quick: leave out benchmarks that take more than five minutes.
-      again: also run benchmarks that have a result.
+      again: also run benchmarks that have a result in --out.
       listing: only list the benchmarks, and how long each takes or took.
+      keep: at the end, replace the committed results by those in --out, and rewrite the pages'
+        figures.
       out: folder of the results.
       peer: names of benchmarks, each with the Python of an environment that has its other side.
     """
@@ -138,16 +148,17 @@ def main(
         raise ValueError(
             f"--peer names {', '.join(unknown)}; expected benchmarks that compare with other code."
         )
-    if listing:
-        console.print(listed(BENCHES, out))
-        return
     chosen = [each for each in BENCHES if not quick or each.minutes <= QUICK]
+    if listing:
+        console.print(listed(chosen, out))
+        return
     with in_a_line(
         f"Finished results are kept in {out}; run the same command again to continue.", writing=out
     ):
         outcomes = measure(chosen, out, console, lambda each: command(each, peers), again)
         console.print(summary(outcomes))
-        if out == DATA:
+        if keep:
+            replace_committed(chosen, out)
             pages.main()
     if any(each.failed for each in outcomes):
         sys.exit(1)
@@ -169,13 +180,21 @@ def measure(
     words: Callable[[CpuBench], Sequence[str]],
     again: bool = False,
 ) -> list[BenchOutcome]:
-    """Runs the benchmarks that have no result yet, each by its command, and keeps their results."""
+    """Runs the benchmarks that have no result in `out` yet, each by its command, and keeps their
+    results there. Says first how long that takes in total."""
     out.mkdir(parents=True, exist_ok=True)
     outcomes = []
+    left = [
+        each
+        for each in benches
+        if words(each) and (again or not (out / f"{each.name}.json").is_file())
+    ]
+    total = _time(60 * sum(each.minutes for each in left))
+    console.print(f"Measuring {len(left)} benchmarks into {out}; in total about {total}.")
     for bench in track(benches, "Benchmarks", console=console):
         file = out / f"{bench.name}.json"
         if file.is_file() and not again:
-            outcomes.append(BenchOutcome(bench.name, "already done, skipped"))
+            outcomes.append(BenchOutcome(bench.name, f"earlier: {_told(_read(file))}"))
         elif not (asked := words(bench)):
             said = f"skipped: give --peer {bench.name} PYTHON, a Python that has {bench.peer}"
             outcomes.append(BenchOutcome(bench.name, said))
@@ -189,9 +208,13 @@ def measure(
 def listed(benches: Sequence[CpuBench], out: Path) -> Table:
     """A table of benchmarks with the time that each took, if there is a result, or is expected to
     take."""
-    table = Table("benchmark", "what it measures", "about", "took", "needs")
+    total = _time(60 * sum(bench.minutes for bench in benches))
+    table = Table(
+        "benchmark", "what it measures", "about", "took", "needs", caption=f"In total about {total}"
+    )
     for bench in benches:
-        took = _seconds(out / f"{bench.name}.json")
+        name = f"{bench.name}.json"
+        took = _read(out / name).get("took", _read(DATA / name).get("took"))
         table.add_row(
             bench.name,
             bench.about,
@@ -203,17 +226,25 @@ def listed(benches: Sequence[CpuBench], out: Path) -> Table:
 
 
 def summary(outcomes: Sequence[BenchOutcome]) -> Table:
-    """Outcomes in a table."""
-    table = Table("benchmark", "took", "outcome")
+    """Outcomes in a table, each beside the committed result."""
+    table = Table("benchmark", "took", "measured", "committed")
     for each in outcomes:
         took = "" if each.seconds is None else _time(each.seconds)
-        table.add_row(each.name, took, each.said)
+        table.add_row(each.name, took, each.said, _told(_read(DATA / f"{each.name}.json")))
     return table
+
+
+def replace_committed(benches: Sequence[CpuBench], out: Path) -> None:
+    """Replaces the committed results by those that are in `out`."""
+    for name in (f"{bench.name}.json" for bench in benches):
+        if (out / name).is_file():
+            shutil.copy(out / name, DATA / name)
 
 
 def _measured(bench: CpuBench, asked: Sequence[str], file: Path) -> BenchOutcome:
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-    load, since = os.getloadavg()[0], time.monotonic()
+    of_run = {"commit": commit(), "load_before": round(os.getloadavg()[0], 1)}
+    since = time.monotonic()
     limit = 60 * (_PATIENCE * bench.minutes + 10)
     result: dict[str, Any] = ended(asked, environment, limit, last_json)
     took = round(time.monotonic() - since, 1)
@@ -221,14 +252,20 @@ def _measured(bench: CpuBench, asked: Sequence[str], file: Path) -> BenchOutcome
         first, *others = str(result.get("error", "it has no ratio")).strip().splitlines()
         said = " ".join(["failed:", first, *others[-1:]])
         return BenchOutcome(bench.name, said, took, failed=True)
-    told = result | {"seconds": took, "load_before": round(load, 1)}
+    told = result | of_run | {"took": took}
     replace_text(file, json.dumps(told, indent=1, ensure_ascii=False) + "\n")
-    said = f"{result['ratio']:.2f} times: {result.get('ours')}, {result.get('other')}"
-    return BenchOutcome(bench.name, said, took)
+    return BenchOutcome(bench.name, _told(result), took)
 
 
-def _seconds(file: Path) -> float | None:
-    return json.loads(file.read_text(encoding="utf-8")).get("seconds") if file.is_file() else None
+def _read(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def _told(result: Mapping[str, Any]) -> str:
+    """A result in a line, "" if there is none."""
+    if "ratio" not in result:
+        return ""
+    return f"{result['ratio']:.2f} times: {result.get('ours')}, {result.get('other')}"
 
 
 def _time(seconds: float) -> str:

@@ -240,7 +240,9 @@ def _found(
     kept = folder / "result.json"
     if not kept.is_file():
         resume = (folder / "config.json").is_file()
-        training.run(training.Paths(str(dataset), folder, resume=resume), preset, console)
+        paths = training.Paths(str(dataset), folder, resume=resume)
+        if not training.run(paths, preset, console).finished:
+            raise KeyboardInterrupt
         replace_text(kept, json.dumps(_judged(task, folder, sizes)._asdict()))
     return LearnResult(**json.loads(kept.read_text()))
 
@@ -266,10 +268,10 @@ def _judged(task: LearntTask, folder: Path, sizes: LearnSizes) -> LearnResult:
 
 
 def _recorded(task: LearntTask, cache: Path) -> Path:
-    """The task's demonstrations, recorded unless they are there."""
+    """The task's demonstrations, of which those are recorded that are not there."""
     out = cache / "learn" / f"{task.name}-{task.episodes}-{task.image_size}"
-    if not out.is_dir():
-        record_dataset(
-            RecordConfig(out, task.suite, task.tasks, task.episodes, image_size=task.image_size)
-        )
+    size, resume = task.image_size, out.is_dir()
+    record_dataset(
+        RecordConfig(out, task.suite, task.tasks, task.episodes, image_size=size, resume=resume)
+    )
     return out

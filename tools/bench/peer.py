@@ -11,6 +11,8 @@ from subprocess import PIPE, Popen
 from tempfile import TemporaryFile
 from typing import IO, Any
 
+from tools.bench.process import ending
+
 
 @contextmanager
 def asking(
@@ -23,10 +25,7 @@ def asking(
       FileNotFoundError: there is no such Python.
       ValueError: (by the function) the script ended without an answer.
     """
-    if not python.is_file():
-        raise FileNotFoundError(
-            f"--peer {python} is not a Python; give an environment's bin/python."
-        )
+    check_python(python)
     file = Path(__file__).parent / "peers" / f"{script}.py"
     own = os.environ | dict(environment or {})
     with (
@@ -43,8 +42,9 @@ def asking(
             answer = back.readline()
             if not answer:
                 raise ValueError(
-                    f"{python} gave no answer to {reprlib.repr(request)}: {_last_line(wrong)}. The "
-                    f"first lines of tools/bench/peers/{file.name} say what it needs."
+                    f"{python} gave no answer to {reprlib.repr(request)} and "
+                    f"{ending(process.wait())}: {_last_line(wrong)}. The first lines of "
+                    f"tools/bench/peers/{file.name} say what it needs."
                 )
             return json.loads(answer)
 
@@ -53,6 +53,14 @@ def asking(
         finally:
             with suppress(BrokenPipeError):
                 to.close()
+
+
+def check_python(python: Path) -> None:
+    """Raises FileNotFoundError if there is no such Python."""
+    if not python.is_file():
+        raise FileNotFoundError(
+            f"--peer {python} is not a Python; give an environment's bin/python."
+        )
 
 
 def _last_line(said: IO[str]) -> str:

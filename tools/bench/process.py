@@ -36,7 +36,7 @@ def ended(
     ):  # fmt: skip
         try:
             process.wait(limit)
-            how = f"It ended with {process.returncode}"
+            how = f"It {ending(process.returncode)}"
         except subprocess.TimeoutExpired:
             how = f"It was stopped after {limit:.0f} s"
         finally:
@@ -47,9 +47,15 @@ def ended(
             stream.seek(0)
             texts.append(stream.read().decode(errors="replace"))
     if process.returncode:
-        last = (texts[1].strip() or texts[0].strip())[-TAIL:]
-        return read(texts[0]) | {"error": f"{how}: {last}"}
+        last = texts[1].strip() or (texts[0].strip() if process.returncode > 0 else "")
+        said = f"{how}: {last[-TAIL:]}" if last else f"{how}."
+        return read(texts[0]) | {"error": said}
     return read(texts[0])
+
+
+def ending(status: int) -> str:
+    """The way a process ended, from its exit status, which is the negative number of a signal."""
+    return f"ended with {status}" if status >= 0 else f"was ended by {signal.Signals(-status).name}"
 
 
 def last_json(said: str) -> dict[str, Any]:

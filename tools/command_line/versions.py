@@ -2,11 +2,13 @@
 
 import os
 import platform
+import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import jax
 
+_ROOT = Path(__file__).parents[2]
 _PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain", "mujoco-mjx", "numpy")
 
 
@@ -19,6 +21,23 @@ def versions() -> dict[str, str]:
         "hardware": f"{len(devices)} × {devices[0].device_kind}; {_processor()}, "
         f"{os.cpu_count()} cores",
     }
+
+
+def commit() -> str | None:
+    """The full hash of the commit that this code is of, with "+changes" if a tracked file differs
+    from it; None outside of a clone."""
+    if not (_ROOT / ".git").exists():
+        return None
+    try:
+        head, changes = (
+            subprocess.run(
+                ["git", "-C", _ROOT, *words], check=True, capture_output=True, text=True
+            ).stdout.strip()
+            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        )
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return None
+    return head + "+changes" * bool(changes)
 
 
 def _version(package: str) -> str:

@@ -8,6 +8,7 @@ from models.model import _FAMILIES
 
 ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+RESULTS = [page for page in PAGES if page.parent.name == "results"]
 FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 STARTED = r"(?:[A-Z_]+=\S+ +|mpirun -n \d+ +|srun +)*"
 """Words before a command: settings, and what starts it on several machines."""

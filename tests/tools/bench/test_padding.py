@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tools.bench.data.padding import CASES, Padding, compared, forms, lengths
+from tools.bench.data.packing import mixture, packed, padded
+from tools.bench.data.padding import CASES, Padding, compared, forms, lengths, micro_batches
 from tools.bench.models.pi05 import wide
 from tools.recipes.presets import TINY
 
@@ -21,6 +22,18 @@ def test_padded_rows_have_the_padding_asked_for_and_packed_rows_none(case):
     assert rows == -(-made["packed"].sum() // 16_384)
     assert made["packed"].mean() == 1 if rows == 1 else made["packed"].mean() > 0.99
     assert made["packed"].sum() == made["padded"].sum()
+    for of in made.values():
+        assert len(of) % micro_batches(*of.shape, CONFIG) == 0
+
+
+def test_micro_batches_are_equal_and_small_enough_and_small_widths_need_none():
+    assert micro_batches(16, 2048, CONFIG) == 2  # 32,768 places of the released width
+    assert micro_batches(15, 2048, CONFIG) == 3
+    assert micro_batches(7, 4096, CONFIG) == 7
+    assert micro_batches(2, 16_390, CONFIG) == 2
+    samples = mixture(256)
+    for batch in (packed(samples), padded(samples)):
+        assert micro_batches(*batch.prefix_segment.shape, TINY.model) == 1
 
 
 def test_both_forms_hold_the_same_samples():

@@ -19,6 +19,11 @@ def test_no_size_is_both_calibrated_on_and_predicted():
     assert {size.accumulation for size in HELD_OUT} >= {1, 2}
 
 
+def test_every_size_divides_into_its_micro_batches():
+    for size in CALIBRATION + HELD_OUT:
+        assert size.rows % size.accumulation == 0
+
+
 def test_costs_follow_width_and_micro_batches():
     one, wide, split = (
         features(size) for size in (Size(64, 1, 4), Size(128, 1, 4), Size(64, 1, 4, 2))

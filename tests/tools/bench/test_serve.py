@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from tools.bench import serve
 from tools.bench.models.random_policy import random_policy
-from tools.bench.serve_start import starts
+from tools.bench.serving import serve
+from tools.bench.serving.start import starts
 from tools.recipes.presets import TINY
 
 

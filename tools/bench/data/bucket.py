@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -30,6 +31,7 @@ from models.files.bucket import file_system
 from models.terminal import Console
 from tools.bench.data.data import CACHE
 from tools.bench.ladder.dataset import make
+from tools.bench.timing import timed
 
 READERS = (1, 2, 4, 8)
 _EPISODES, _FRAMES, _SIZE, _BATCH, _CHUNK, _ROUNDS = 16, 100, 224, 32, 50, 3
@@ -71,8 +73,13 @@ def run(console: Console, tiny: bool = False, cache: Path = CACHE) -> dict[str, 
       cache: holds the dataset and the store for the next run.
 
     Raises:
-      ImportError: moto or s3fs is not installed.
+      ValueError: moto or s3fs is not installed, or a reader ended before it had answered.
     """
+    if absent := [name for name in ("moto", "s3fs") if find_spec(name) is None]:
+        raise ValueError(
+            f"The bucket benchmark needs {' and '.join(absent)}; install the extra dev "
+            "(pip install -e '.[dev]')."
+        )
     sizes, load = TINY if tiny else FULL, os.getloadavg()[0]
     cache.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
@@ -136,16 +143,16 @@ def passes(where: str, readers: int, count: int, environment: Mapping[str, str])
     """Passes of several readers, each a process with an empty cache, that begin each pass
     together."""
     found = []
-    with ExitStack() as stack:
+    with ExitStack() as stack, _none_lost():
         pipes = [stack.enter_context(reader(where, k, environment)) for k in range(readers)]
         for pipe in pipes:
             pipe.recv()  # it has imported all that it needs
         for _ in range(count):
-            start = time.perf_counter()
-            for pipe in pipes:
-                pipe.send(True)
-            cpu = sum(pipe.recv() for pipe in pipes)
-            found.append(Pass(time.perf_counter() - start, cpu))
+            with timed() as took:
+                for pipe in pipes:
+                    pipe.send(True)
+                cpu = sum(pipe.recv() for pipe in pipes)
+            found.append(Pass(took.wall, cpu))
         for pipe in pipes:
             pipe.send(False)
     return found
@@ -228,6 +235,16 @@ def s3_server() -> Iterator[Mapping[str, str]]:
         process.join()
         for name, value in before.items():
             _restore(name, value)
+
+
+@contextmanager
+def _none_lost() -> Iterator[None]:
+    try:
+        yield
+    except EOFError as error:
+        raise ValueError(
+            "A reader ended before it had answered; its output says why, or a signal ended it."
+        ) from error
 
 
 def _restore(name: str, value: str | None) -> None:

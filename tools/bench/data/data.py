@@ -8,7 +8,6 @@ those of every thread and worker.
 """
 
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -29,6 +28,7 @@ from models import Embodiment, PiConfig, Processor
 from models.inputs.tokenizer import Tokenizer
 from models.terminal import Console
 from tools.bench.peer import asking
+from tools.bench.timing import timed
 
 CACHE = Path.home() / ".cache/chiliad/bench"
 Form = Encoding | Literal["straight", "straight, exact"]
@@ -267,10 +267,9 @@ def reader(frames: Frames, threads: int, batches: int) -> Callable[[int], ReadRa
         with Loader([feed], processor, plan, start_step=start, threads=threads) as loader:
             for _ in range(_WARM):
                 next(loader)
-            cpu, begin = time.process_time(), time.perf_counter()
-            samples = sum(sum(next(loader)[1].samples.values()) for _ in range(batches))
-            seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
-        return ReadRate(samples / seconds, cpu / samples)
+            with timed() as took:
+                samples = sum(sum(next(loader)[1].samples.values()) for _ in range(batches))
+        return ReadRate(samples / took.wall, took.cpu / samples)
 
     return read
 

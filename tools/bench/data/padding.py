@@ -26,9 +26,9 @@ from parallel.step import abstract_state, init_state, make_train_step
 from tools.bench.models.attention import alternate
 
 _SEED = 0
-_MOST = 16_384
-"""More places than these at once need more than 24 GB in the released widths: their gradients are
-accumulated."""
+_MOST = 2**25
+"""More numbers of the language model's width at once, 16,384 places of the released one, need more
+than 24 GB: the gradients of more are accumulated."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,10 @@ def forms(case: Padding, config: PiConfig) -> dict[str, PackedBatch]:
         layout = config.layout(prefix=0, samples=len(rows[0]), images=len(rows[0]), text=text)
         return pack(rows, replace(layout, prefix=text + len(rows[0]) * other))
 
-    return {"packed": packed(_dealt(samples, other)), "padded": packed([[s] for s in samples])}
+    return {
+        "packed": packed(_dealt(samples, other, config)),
+        "padded": packed([[s] for s in samples]),
+    }
 
 
 def lengths(longest: int, samples: int, padding: float, least: int) -> Int[np.ndarray, " samples"]:
@@ -143,22 +146,25 @@ def trainers(
         return metrics
 
     def trainer(batch: PackedBatch) -> Callable[[], Any]:
-        parts = _parts(batch.prefix_segment.size)
+        parts = micro_batches(*batch.prefix_segment.shape, config)
         step = make_train_step(model, optimizer, mesh, abstract, parts)
         return partial(call, step, jax.device_put(batch))
 
     return {name: trainer(batch) for name, batch in batches.items()}
 
 
-def _parts(places: int) -> int:
-    """Number of micro-batches for so many places."""
-    return -(-places // _MOST)
+def micro_batches(rows: int, places: int, config: PiConfig) -> int:
+    """Smallest number of equal micro-batches of `rows` rows of `places` places that are small
+    enough, or of single rows."""
+    most = max(1, _MOST // (places * config.language.width))
+    return next(parts for parts in range(-(-rows // most), rows + 1) if rows % parts == 0)
 
 
-def _dealt(samples: list[Sample], other: int) -> list[list[Sample]]:
-    """Rows of about the same length: the longest samples first, to one row after another and back.
-    Each sample has `other` places besides its text."""
-    count = _parts(sum(len(sample.text) + other for sample in samples))
+def _dealt(samples: list[Sample], other: int, config: PiConfig) -> list[list[Sample]]:
+    """Rows of about the same length, each small enough for a micro-batch: the longest samples
+    first, to one row after another and back. Each sample has `other` places besides its text."""
+    places = sum(len(sample.text) + other for sample in samples)
+    count = -(-places * config.language.width // _MOST)
     if count == 1:
         return [samples]
     ranked = sorted(samples, key=lambda sample: -len(sample.text))

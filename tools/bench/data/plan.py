@@ -10,7 +10,6 @@ in the plan's order.
 """
 
 import resource
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,6 +23,7 @@ from data.packing.balance import excess
 from data.packing.plan import Plan, PlanSource
 from models import Layout
 from models.terminal import Console, track
+from tools.bench.timing import timed
 from tools.recipes.presets import PI05, TINY, RunConfig
 
 _SAMPLES, _PEER_SAMPLES, _BINS = 10_000_000, 50_000, 1024
@@ -78,24 +78,24 @@ def shapes(samples: int) -> Iterator[Shape]:
 
 def planned(sources: list[PlanSource], layout: Layout, samples: int) -> dict[str, float]:
     """Plans `samples` draws step by step; returns rates, shares of each budget used, and memory."""
-    before, start = _peak_memory(), time.process_time()
-    plan = Plan(sources, layout, _ROWS)
-    made = time.process_time()
+    before = _peak_memory()
+    with timed() as making:
+        plan = Plan(sources, layout, _ROWS)
     after, counts, rows, step = _peak_memory(), np.zeros(plan.kinds.shape[1], np.int64), 0, 0
-    while counts.sum() < samples:
-        drawn = plan.draws(step)
-        counts += np.bincount(drawn.kind, minlength=len(counts))
-        rows, step = rows + drawn.number, step + 1
-    seconds = time.process_time() - made
+    with timed() as planning:
+        while counts.sum() < samples:
+            drawn = plan.draws(step)
+            counts += np.bincount(drawn.kind, minlength=len(counts))
+            rows, step = rows + drawn.number, step + 1
     images, text = plan.kinds @ counts
     places = images * layout.tokens_per_image + text + counts.sum() * layout.state_tokens
     return {
-        "rate": counts.sum() / seconds,
+        "rate": counts.sum() / planning.cpu,
         "fill": places / (rows * layout.prefix),
         "image slots": images / (rows * layout.images),
         "text": text / (rows * layout.text),
         "samples a row": counts.sum() / rows,
-        "seconds to begin": made - start,
+        "seconds to begin": making.cpu,
         "MB to begin": after - before,
         "MB while planning": _peak_memory() - after,
     }
@@ -109,14 +109,14 @@ def slowest(sources: list[PlanSource], layout: Layout) -> dict[str, dict[str, fl
     for ranks in _RANKS:
         plan = Plan(sources, layout, _ROWS, ranks=ranks)
         before = [excess(plain.costs(step), ranks) for step in steps]
-        start = time.process_time()
-        after = [plan.excess(step) for step in steps]
+        with timed() as took:
+            after = [plan.excess(step) for step in steps]
         found[str(ranks)] = {
             "as packed": float(np.mean(before)),
             "as packed, most": max(before),
             "ordered": float(np.mean(after)),
             "ordered, most": max(after),
-            "ms a step": (time.process_time() - start) / len(steps) * 1e3,
+            "ms a step": took.cpu / len(steps) * 1e3,
         }
     return found
 
@@ -142,11 +142,10 @@ def packed(
         num_packing_bins=_BINS,
         max_sequences_per_bin=layout.samples,
     )
-    start = time.process_time()
-    filled = [np.count_nonzero(row["prefix_segment_ids"]) for row in rows]
-    seconds = time.process_time() - start
+    with timed() as took:
+        filled = [np.count_nonzero(row["prefix_segment_ids"]) for row in rows]
     return {
-        "rate": samples / seconds,
+        "rate": samples / took.cpu,
         "fill": float(np.mean(filled[:-_BINS]) / layout.prefix),
     }
 

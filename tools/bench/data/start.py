@@ -28,6 +28,8 @@ import pyarrow.parquet as pq
 from jaxtyping import Bool
 from rich.table import Table
 
+from tools.bench.process import ending
+
 if TYPE_CHECKING:  # the measured processes import no models
     from models.terminal import Console
 
@@ -224,13 +226,20 @@ def open_metadata(path: Path) -> Report:
 
 
 def run(console: "Console", episodes: int = _EPISODES) -> dict[str, Any]:
-    """Seconds to the first batch, of the ten that it may take, and the most memory held."""
+    """Seconds to the first batch, of the ten that it may take, and the most memory held.
+
+    Raises:
+      ValueError: one of the measured processes failed or was stopped.
+    """
+    from tools.bench.attempt import tell
+
     with TemporaryDirectory() as folder, console.status("Making the metadata"):
         dataset = SyntheticDataset(episodes, min(_INSTRUCTIONS, episodes))
         store, metadata = Path(folder) / "store", Path(folder) / "dataset"
         make_store(dataset, store, 224)
         make_metadata(dataset, metadata)
         reports = {"store": _measured(begin_run, store)}
+        tell(console, {"unit": "s", "reports": reports})
         reports["LeRobot metadata"] = _measured(open_metadata, metadata)
     for name, report in reports.items():
         table = Table(name, "seconds", "CPU seconds", title=f"{report['GB']:.2f} GB")
@@ -270,9 +279,15 @@ class _Clock:
 
 
 def _measured(what: Callable[[Path], Report], path: Path) -> Report:
-    """Report of a fresh process."""
+    """Report of a fresh process.
+
+    Raises:
+      ValueError: it failed or was stopped.
+    """
     command = [sys.executable, "-m", "tools.bench.data.start", what.__name__, str(path)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
+    done = subprocess.run(command, check=False, stdout=subprocess.PIPE)
+    if done.returncode:
+        raise ValueError(f"The process of {what.__name__} {ending(done.returncode)}.")
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -7,7 +7,6 @@ figure is from opening the dataset to its statistics; ours is the median of seve
 """
 
 import os
-import time
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,6 +18,7 @@ from data.frames import ACTION, STATE
 from data.statistics.stats import Stats, compute
 from models.terminal import Console
 from tools.bench.peer import asking
+from tools.bench.timing import timed
 
 CACHE = Path.home() / ".cache/chiliad/bench"
 _HORIZON, _ROUNDS = 50, 30
@@ -71,10 +71,10 @@ def measure(root: Path) -> tuple[dict[str, float], dict[str, Stats]]:
     """Frames a second and a CPU-second, and the statistics of states and actions."""
     took = []
     for _ in range(_ROUNDS):
-        start, cpu = time.perf_counter(), time.process_time()
-        dataset = open_dataset(root)
-        stats = compute(dataset, names=(STATE, ACTION))
-        took.append((time.perf_counter() - start, time.process_time() - cpu))
+        with timed() as one:
+            dataset = open_dataset(root)
+            stats = compute(dataset, names=(STATE, ACTION))
+        took.append((one.wall, one.cpu))
     seconds, cpu_seconds = (median(times) for times in zip(*took, strict=True))
     frames = int(dataset.lengths.sum())
     return {"frames/s": frames / seconds, "frames/CPU-s": frames / cpu_seconds}, stats

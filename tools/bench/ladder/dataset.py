@@ -5,6 +5,7 @@ them short. Pictures are textures that a camera pans over with a sensor's noise,
 costs what a real one does; a keyframe every second frame is what LeRobot itself writes.
 """
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 
 from data.frames import ACTION, STATE
+from data.lerobot.growing import is_growing
 from data.lerobot.recording import video_feature
 from data.lerobot.writer import DatasetWriter
 
@@ -28,8 +30,9 @@ _SHORTEST, _LONGEST = 4, 60
 def make(root: Path, episodes: int, frames: int, size: int) -> Path:
     """The dataset at `root`, recorded unless it is there: `episodes` of `frames` frames, pictures
     with `size` pixels a side."""
-    if root.exists():
+    if root.exists() and not is_growing(root):
         return root
+    shutil.rmtree(root, ignore_errors=True)  # what an interrupted benchmark left
     draw = np.random.default_rng(0)
     numbers = {STATE: _STATE, ACTION: _ACTION}
     columns = {n: {"dtype": "float32", "shape": (d,), "names": None} for n, d in numbers.items()}

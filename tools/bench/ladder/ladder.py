@@ -9,7 +9,6 @@ environment that has LeRobot, whose DataLoader then reads the same files in ever
 """
 
 import os
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -41,6 +40,7 @@ from tools.bench.data.data import CACHE, ReadRate
 from tools.bench.ladder.dataset import make
 from tools.bench.ladder.rungs import RUNGS, LaidRung, laid, opened
 from tools.bench.peer import asking
+from tools.bench.timing import timed
 
 FIGURE = Path("ladder.svg")
 """Path of the figure, in the folder that the benchmark is run in."""
@@ -274,10 +274,9 @@ def reading(rung: PreparedRung, sizes: LadderSizes) -> LadderReading:
     warm, trained = sizes.warm, sizes.trained
 
     def rate(batches: Iterable[PackedBatch], use: Callable[[PackedBatch], None]) -> ReadRate:
-        cpu, begin = time.process_time(), time.perf_counter()
-        samples = sizes.samples * sum(1 for _ in map(use, batches))
-        seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
-        return ReadRate(samples / seconds, cpu / samples)
+        with timed() as took:
+            samples = sizes.samples * sum(1 for _ in map(use, batches))
+        return ReadRate(samples / took.wall, took.cpu / samples)
 
     with rung.laid.batches() as batches:
         rate(islice(batches, warm), _nothing)

@@ -8,7 +8,6 @@ back, as `tools.serve` does for as many robots that send requests at once. openp
 turn with ours; on a CPU, both have the widths of the pi05 benchmark, in f32.
 """
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -29,6 +28,7 @@ from tools.bench.attempt import attempt, tell
 from tools.bench.models import pi05
 from tools.bench.models.random_policy import random_policy
 from tools.bench.peer import asking
+from tools.bench.timing import timed
 from tools.recipes.presets import load_preset
 
 _CAMERAS = ("base", "wrist")
@@ -134,9 +134,9 @@ def acts(policy: Policy, batch: int) -> Iterator[float]:
         pictures = rng.integers(0, 256, shape, np.uint8)
         state = rng.normal(size=(batch, _STATE)).astype(np.float32)
         keys = [(at, row) for row in range(batch)]
-        since = time.perf_counter()
-        policy.act((pictures, state), [" ".join(_WORDS)] * batch, keys)
-        yield time.perf_counter() - since
+        with timed() as took:
+            policy.act((pictures, state), [" ".join(_WORDS)] * batch, keys)
+        yield took.wall
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:

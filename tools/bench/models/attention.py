@@ -7,7 +7,6 @@ alike; figures are medians over the rounds.
 """
 
 import math
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from statistics import median
@@ -24,6 +23,7 @@ from models.groot.model import GrootConfig
 from models.terminal import Console, track
 from parallel.planning.cluster import chip_of
 from tools.bench.attempt import FULL, failed, tell
+from tools.bench.timing import timed
 
 _SEGMENTS = (1, 4, 16)
 _BRIEF, _MOST = 0.01, 100
@@ -188,11 +188,11 @@ def alternate(steps: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, 
 
 
 def _timed(step: Callable[[], Any], times: int) -> float:
-    start = time.perf_counter()
-    for _ in range(times - 1):
-        step()
-    jax.block_until_ready(step())
-    return (time.perf_counter() - start) / times
+    with timed() as took:
+        for _ in range(times - 1):
+            step()
+        jax.block_until_ready(step())
+    return took.wall / times
 
 
 def rows(took: dict[str, list[float]], ratio: str) -> list[dict[str, Any]]:

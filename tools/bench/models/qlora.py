@@ -10,7 +10,8 @@ from models.model import KeptModel
 from models.terminal import Console
 from parallel.mesh import MeshConfig
 from parallel.optimizer import with_groups
-from parallel.planning.deviceless import CompiledStep, compile_step
+from parallel.planning.deviceless import CompiledStep, compile_step, devices
+from tools.bench.attempt import tell
 from tools.recipes.presets import PRESETS, RunConfig
 
 SAMPLES, CAMERAS, TEXT = 4, 3, 64
@@ -50,7 +51,12 @@ def compiled(config: RunConfig, samples: int) -> CompiledStep:
 
 
 def run(console: Console) -> dict[str, Any]:
-    """Compiles every case; the ratio is that of π0.5's bytes at peak with f32 to those with NF4."""
+    """Compiles every case; the ratio is that of π0.5's bytes at peak with f32 to those with NF4.
+
+    Raises:
+      ImportError: the compiler is not installed (extra `plan`).
+    """
+    devices()
     state: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     peak: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for preset, samples in _CASES:
@@ -64,6 +70,7 @@ def run(console: Console) -> dict[str, Any]:
                 f"{memory.peak / 1e9:.2f} GB, {fits} 24 GB",
                 highlight=False,
             )
+            tell(console, {"unit": "GB of 1e9 bytes", "state": state, "peak": peak})
     preset, samples = _CASES[0]
     ours, other = (peak[preset][str(samples)][base] for base in ("nf4", "float32"))
     return {

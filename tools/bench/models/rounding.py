@@ -27,6 +27,7 @@ from models.model import require
 from models.sharding import path_name
 from models.terminal import Console, track
 from sim.suites import load_suite
+from tools.bench.attempt import tell
 from tools.bench.learn import VALIDATION
 from tools.bench.models.solver import Recorded, check_trained, recorded
 from tools.quantize import quantize
@@ -117,6 +118,7 @@ def _measured(folder: Path, sizes: RoundingSizes, console: Console) -> dict[str,
             changed = replace(policy, params=rounded(policy.params, towers, scale))
             judged = success(changed, towers) if scale == _JUDGED else {}
             kernels[scale][towers] = {"error": error(changed), **judged}
+            tell(console, {"policies": {folder.name: {"kernels": kernels}}})
     activations: dict[str, Any] = {"none": {"error": 0.0, **success(policy, "none")}}
     for scale, recipe in track(ACTIVATIONS.items(), f"{folder}: activations", console=console):
         changed = computed(policy, recipe, others)

@@ -31,6 +31,7 @@ from models.terminal import Console, track
 from sim.journal import Journal
 from sim.suite import Suite
 from sim.suites import load_suite
+from tools.bench.attempt import tell
 from tools.bench.learn import VALIDATION
 from tools.recipes.conditions import Condition, evaluate_all
 
@@ -99,6 +100,7 @@ def _measured(folder: Path, sizes: SolverSizes, console: Console) -> dict[str, A
     with console.status(f"{folder}: errors"):
         velocity, noise, dims = _velocity(load_policy(folder), folder, sizes.observations)
         found = errors(velocity, noise, sizes.evaluations, dims)
+    tell(console, {"policies": {folder.name: {"errors": found}}})
     return {
         "suite": suite.name,
         "errors": found,

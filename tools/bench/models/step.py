@@ -8,7 +8,6 @@ are the model's own, as `parallel.monitor.speed` counts them.
 
 import gc
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from functools import cache, partial
@@ -28,6 +27,7 @@ from parallel.planning.random_batch import random_batch
 from parallel.step import abstract_state, init_state, make_train_step
 from tools.bench.attempt import FULL, attempt, tell
 from tools.bench.models.pi05 import held_bytes
+from tools.bench.timing import timed
 from tools.recipes.presets import RunConfig, load_preset
 
 Ways = Mapping[str, Mapping[str, Any]]
@@ -168,15 +168,15 @@ def _measured(
     device = jax.devices()[0]
     batch = jax.device_put(random_batch(config, rows, samples), device)
     mesh = make_mesh(MeshConfig(), [device])
-    since, speed = time.perf_counter(), Speed(1, device.device_kind)
-    call, held = stepper(config, optimizer, batch, mesh)
-    jax.block_until_ready(call())
-    starting = time.perf_counter() - since
+    speed = Speed(1, device.device_kind)
+    with timed() as starting:
+        call, held = stepper(config, optimizer, batch, mesh)
+        jax.block_until_ready(call())
     speed.flops = model_flops(config.build(), optimizer, batch)
     for _ in range(rounds):
-        since = time.perf_counter()
-        metrics = jax.block_until_ready(call())
-        speed.add(time.perf_counter() - since)
+        with timed() as took:
+            metrics = jax.block_until_ready(call())
+        speed.add(took.wall)
     report = speed.report()
     shapes = jax.eval_shape(config.build().init, jax.random.key(0))
     return {
@@ -185,6 +185,6 @@ def _measured(
         "samples": rows * samples,
         "loss": float(metrics["loss"]),
         "bytes": held,
-        "start_seconds": starting,
+        "start_seconds": starting.wall,
         **report,
     }

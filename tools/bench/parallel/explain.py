@@ -11,7 +11,9 @@ from typing import Any
 from rich.table import Table
 
 from models.terminal import Console
+from parallel.planning.deviceless import devices
 from parallel.planning.explain import explain
+from tools.bench.attempt import tell
 from tools.plan import Machines, PlannedRun, compiled, describe, explained_step, plan
 
 GPUS = 8
@@ -23,13 +25,19 @@ _LEAST = 0.1
 
 
 def run(console: Console) -> dict[str, Any]:
-    """The programs by preset and way; `ratio` is π0.5's MFU unrolled over that with loops."""
+    """The programs by preset and way; `ratio` is π0.5's MFU unrolled over that with loops.
+
+    Raises:
+      ImportError: the compiler is not installed (extra `plan`).
+    """
+    devices()
     found: dict[str, Any] = {preset: {} for preset in PRESETS}
     table = Table("preset", "layers", "plan's MFU", "program's", "kernels", "GB", "GiB held")
     for preset, programs in found.items():
         for way, unroll in WAYS.items():
             console.print(f"{preset}, layers {way}: compiling")
             programs[way] = made = compiled_program(PlannedRun(preset=preset, unroll=unroll))
+            tell(console, found)
             predicted, program = made["plan"]["mfu"], made["program"]
             figures = (program["kernels"], program["gb"], made["gib"])
             table.add_row(

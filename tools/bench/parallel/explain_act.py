@@ -5,7 +5,6 @@ Nothing runs: milliseconds are predicted, by the planner's constants. Needs the 
 """
 
 import re
-import time
 from functools import partial
 from typing import Any
 
@@ -22,6 +21,8 @@ from parallel.planning.explain import explain
 from parallel.planning.hlo import Program
 from parallel.planning.random_batch import random_batch
 from parallel.planning.report import as_json
+from tools.bench.attempt import tell
+from tools.bench.timing import timed
 from tools.plan import Machines
 from tools.recipes.presets import load_preset
 
@@ -33,6 +34,7 @@ LAYERS = ("stacked", "apart")
 def run(console: Console) -> dict[str, Any]:
     """A row for each model, batch and layout of the layers. `ratio` is π0.5's milliseconds for one
     observation with its layers stacked over those with its layers apart."""
+    devices()
     rows: list[dict[str, Any]] = []
     table = Table("model", "observations", "layers", "ms", "kernels", "GB read and written", "GB")
     for name in PRESETS:
@@ -42,6 +44,7 @@ def run(console: Console) -> dict[str, Any]:
                 console.print(f"{name}, {batch} observations, layers {layers}: compiling")
                 row = {"model": name, "batch": batch, "layers": layers}
                 rows.append(row | compiled_act(config, batch, apart=layers == "apart"))
+                tell(console, {"unit": "ms", "rows": rows})
                 shown = rows[-1]
                 table.add_row(
                     name, str(batch), layers, f"{shown['ms']:.1f}", f"{shown['kernels']:,}",
@@ -69,12 +72,10 @@ def compiled_act(config: ModelConfig, batch: int, apart: bool) -> dict[str, floa
         params = jax.eval_shape(partial(stack.apart, stacked=model.stacked), params)
     rows = random_batch(config, batch, samples=1)
     noise = jax.ShapeDtypeStruct(rows.actions.shape, "float32")
-    began = time.process_time()
-    with compiling_for("gpu", float(device.compute_capability)):
+    with timed() as took, compiling_for("gpu", float(device.compute_capability)):
         program: Any = compile_for(
             device, model.sample_actions, params, rows, noise, options=CUBLAS
         )
-    minutes = (time.process_time() - began) / 60
     found = as_json(explain(Program(program.as_text()), {"data": 1}, Machines(gpus=1).read()))
     return {
         "ms": found["seconds"] * 1e3,
@@ -87,5 +88,5 @@ def compiled_act(config: ModelConfig, batch: int, apart: bool) -> dict[str, floa
         "gb": found["bytes"] / 1e9,
         "moved_gb": found["moved_bytes"] / 1e9,
         "temporary_gb": program.memory_analysis().temp_size_in_bytes / 1e9,
-        "cpu_minutes": minutes,
+        "cpu_minutes": took.cpu / 60,
     }

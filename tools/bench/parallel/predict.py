@@ -7,7 +7,6 @@ and the fastest call counts: other work on the machine only ever adds.
 """
 
 import itertools
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +26,7 @@ from parallel.mesh import MeshConfig, make_mesh
 from parallel.optimizer import OptimizerConfig
 from parallel.planning.flops import CallCost, work
 from parallel.step import abstract_state, init_state, make_train_step
+from tools.bench.timing import Took, timed
 
 _OPTIMIZER = OptimizerConfig(warmup_steps=10, decay_steps=100)
 _ROUNDS, _CALLS = 6, 2
@@ -124,26 +124,17 @@ def features(size: Size) -> np.ndarray:
     return np.array([n * found.flops, n * found.bytes, n * found.kernels, held, 1.0])
 
 
-@dataclass(frozen=True)
-class Taken:
-    """Seconds of one step, by the clock and of all cores together."""
-
-    wall: float
-    cpu: float
-
-
-def measure(sizes: Sequence[Size], console: Console, rounds: int = _ROUNDS) -> dict[Size, Taken]:
+def measure(sizes: Sequence[Size], console: Console, rounds: int = _ROUNDS) -> dict[Size, Took]:
     """The fastest of all calls, by either clock."""
     calls = {s: stepper(s) for s in track(sizes, "Compiling", console=console)}
     for call in calls.values():
         jax.block_until_ready(call())
-    best = {s: Taken(np.inf, np.inf) for s in sizes}
+    best = {s: Took(np.inf, np.inf) for s in sizes}
     for _ in track(range(rounds), "Measuring", console=console):
         for (s, call), _ in itertools.product(calls.items(), range(_CALLS)):
-            wall, cpu = time.perf_counter(), time.process_time()
-            jax.block_until_ready(call())
-            wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-            best[s] = Taken(min(best[s].wall, wall), min(best[s].cpu, cpu))
+            with timed() as took:
+                jax.block_until_ready(call())
+            best[s] = Took(min(best[s].wall, took.wall), min(best[s].cpu, took.cpu))
     return best
 
 

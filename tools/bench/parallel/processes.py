@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-import time
+from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
@@ -21,7 +21,10 @@ from parallel.hosts.distributed import host_count, put_batch, row_share
 from parallel.hosts.supervisor import accelerators
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.planning.random_batch import random_batch
+from tools.bench.attempt import tell
 from tools.bench.models.step import benched, stepper, with_depth
+from tools.bench.process import ending
+from tools.bench.timing import timed
 
 _ROWS, _SAMPLES, _STEPS, _LAYERS = 4, 2, 8, 0.25
 _FORCED = "--xla_force_host_platform_device_count"
@@ -44,14 +47,19 @@ def run(console: Console, tiny: bool = False) -> dict[str, Any]:
     for name, command in (("alone", worker), ("launched", launch)):
         console.print(f"{name}: {' '.join(command)}")
         found[name] = _asked(command, environment)
+        tell(console, {"unit": "ms", "rows": _rows(found)})
     alone, launched = found["alone"], found["launched"]
     return {
         "ratio": alone["ms"] / launched["ms"],
         "ours": f"{launched['ms']:.1f} ms a step in {launched['processes']} processes",
         "other": f"{alone['ms']:.1f} in one with {alone['devices']} devices",
         "unit": "ms",
-        "rows": [{"name": name, **row} for name, row in found.items()],
+        "rows": _rows(found),
     }
+
+
+def _rows(found: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"name": name, **row} for name, row in found.items()]
 
 
 def work(tiny: bool) -> dict[str, Any]:
@@ -68,9 +76,9 @@ def work(tiny: bool) -> dict[str, Any]:
     call, _ = stepper(config, preset.optimizer, batch, mesh)
     seconds, losses = [], []
     for _ in range(2 if tiny else _STEPS):
-        since = time.perf_counter()
-        losses.append(float(call()["loss"]))
-        seconds.append(time.perf_counter() - since)
+        with timed() as took:
+            losses.append(float(call()["loss"]))
+        seconds.append(took.wall)
     return {
         "ms": 1000 * median(seconds[1:]),
         "processes": host_count(),
@@ -86,7 +94,7 @@ def _asked(command: list[str], environment: dict[str, str]) -> dict[str, Any]:
     answers = [line for line in done.stdout.splitlines() if line.endswith("}")]
     if done.returncode or not answers:
         said = (done.stderr or done.stdout).strip()[-600:]
-        raise ValueError(f"{' '.join(command)} ended with {done.returncode}: {said}")
+        raise ValueError(f"{' '.join(command)} {ending(done.returncode)}: {said}")
     return json.loads(answers[0].removeprefix("[0] "))
 
 

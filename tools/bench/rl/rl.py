@@ -28,6 +28,7 @@ from rl.simulated.points import Points
 from rl.simulated.synthetic import Synthetic
 from sim.protocol import TRAIN_SEEDS, Slots, Start
 from sim.suites import load_suite
+from tools.bench.attempt import tell
 from tools.bench.rl.rl_modes import (
     BenchedPolicy,
     BenchedRun,
@@ -145,8 +146,7 @@ def in_suite(
     seeds = TRAIN_SEEDS if name == "metaworld" else range(suite.first_seed)
     count = load.rollout.slots or 1
     with closing(suite.open(tasks or suite.tasks, count, load.picture)) as slots:
-        ran = _in_modes(console, name, BenchedPolicy(slots.spec, load), slots, seeds, MODES)
-    return {mode: found.row() for mode, found in ran.items()}
+        return _rows(_in_modes(console, name, BenchedPolicy(slots.spec, load), slots, seeds, MODES))
 
 
 def on_device(console: Console, name: str, load: BenchedRun) -> dict[str, dict[str, Any]]:
@@ -165,7 +165,7 @@ def on_device(console: Console, name: str, load: BenchedRun) -> dict[str, dict[s
     env: Any = suite.environment(suite.tasks[0], load.picture)
     first = run_colocated(acting, env)
     console.print(f"{name}: {_FIRST}, {first['samples/s']:.1f} samples/s")
-    return {_FIRST: first} | {mode: found.row() for mode, found in ran.items()}
+    return {_FIRST: first} | _rows(ran)
 
 
 def in_waiting(
@@ -281,4 +281,9 @@ def _in_modes(
     for mode, way in modes.items():
         ran[mode] = run_mode(acting, slots, way, seeds)
         console.print(f"{name}: {mode}, {ran[mode].samples_per_second:.1f} samples/s")
+        tell(console, {"unit": "samples/s", "figures": {name: _rows(ran)}})
     return ran
+
+
+def _rows(ran: Mapping[str, Ran]) -> dict[str, dict[str, Any]]:
+    return {mode: found.row() for mode, found in ran.items()}

@@ -41,6 +41,7 @@ from rl.simulated.latency import Latencies, Measured
 from rl.step import abstract_learner_state, learner_state, optimizer_of
 from sim.protocol import Observation, Slots, Spec, Start
 from tools.bench.rl.rl_timed import TimedParts, TimedSlots
+from tools.bench.timing import timed
 from tools.recipes.presets import TINY
 from tools.recipes.rl_presets import TABLETOP_GRPO, TABLETOP_PPO, learner_of
 
@@ -291,14 +292,14 @@ def run_colocated(acting: BenchedPolicy, env: Traceable) -> dict[str, Any]:
     state = program.init(flow_policy.init(policy.model, policy.params, key, config.flow))
     for _ in range(load.warm):
         state, _ = jax.block_until_ready(program.step(state))
-    begun, acted = time.perf_counter(), 0
-    for _ in range(load.steps):
-        state, metrics = jax.block_until_ready(program.step(state))
-        acted += int(metrics["steps"])
-    seconds = time.perf_counter() - begun
+    acted = 0
+    with timed() as took:
+        for _ in range(load.steps):
+            state, metrics = jax.block_until_ready(program.step(state))
+            acted += int(metrics["steps"])
     return {
-        "env-steps/s": acted / seconds,
-        "samples/s": load.steps * envs * unroll / seconds,
+        "env-steps/s": acted / took.wall,
+        "samples/s": load.steps * envs * unroll / took.wall,
         "lag": 0,
         "idle": {"device": {"busy": 1.0}},
         "advice": "",

@@ -14,6 +14,7 @@ from typing import Any
 from models.terminal import Console
 from sim.benchmarks.libero import INSTALL, SIMULATOR
 from sim.processes.interpreters import interpreter
+from tools.bench.process import ending
 
 _BARE = Path(__file__).parents[1] / "peers" / "libero.py"
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "LP_NUM_THREADS": "0"}
@@ -32,7 +33,10 @@ def run(console: Console) -> dict[str, Any]:
     threads = os.environ | _ONE_THREAD
     ran = subprocess.run(command, env=threads, capture_output=True, text=True, check=False)
     if ran.returncode != 0:
-        raise ValueError(f"LIBERO failed under {python} ({INSTALL}): {ran.stderr[-1000:]}")
+        raise ValueError(
+            f"LIBERO's process {ending(ran.returncode)} under {python} ({INSTALL}): "
+            f"{ran.stderr[-1000:]}"
+        )
     measured = json.loads(ran.stdout.splitlines()[-1])
     for row in measured["table"]:
         console.print(f"  {row['what']}: {row['steps/s']:.1f} steps/s, {row['ratio']:.1f} times")

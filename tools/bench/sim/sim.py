@@ -38,6 +38,7 @@ from sim.simulators.offscreen import choose_renderer
 from sim.suites import load_suite
 from tools.bench.attempt import attempt, tell
 from tools.bench.peer import asking
+from tools.bench.timing import timed
 
 _BATCHES = (1, 16, 256, 1024)
 _GPU_BATCHES = (1024, 4096)
@@ -262,12 +263,12 @@ def slots(suite: str, counts: Sequence[int]) -> dict[str, Rates]:
 def rates(what: str, count: int, call: Callable[[], Any], seconds: float = _SECONDS) -> Rates:
     """Rates per second and CPU-second, with `count` per call; the first call only compiles."""
     jax.block_until_ready(call())
-    calls, start, cpu = 0, time.perf_counter(), time.process_time()
-    while calls < 2 or time.perf_counter() - start < seconds:
-        jax.block_until_ready(call())
-        calls += 1
-    wall, cpu = time.perf_counter() - start, time.process_time() - cpu
-    return {f"{what}/s": count * calls / wall, f"{what}/CPU-s": count * calls / cpu}
+    calls, start = 0, time.perf_counter()
+    with timed() as took:
+        while calls < 2 or time.perf_counter() - start < seconds:
+            jax.block_until_ready(call())
+            calls += 1
+    return {f"{what}/s": count * calls / took.wall, f"{what}/CPU-s": count * calls / took.cpu}
 
 
 def _answers(opened: Slots) -> None:

@@ -1,5 +1,5 @@
 """Requests per second of one server that batches over 8 clients, compared with the same server
-answering one at a time; and the seconds of its start (`start`, see `serve_start`). With `--width
+answering one at a time; and the seconds of its start (`start`, see `serving.start`). With `--width
 real`, only the start is measured, of π0.5 as released: saved in bfloat16, in which a GPU computes;
 a CPU does so in float32.
 
@@ -31,7 +31,8 @@ from models.layers.stack import apart
 from models.terminal import Console
 from tools.bench.models.pi05 import Width
 from tools.bench.models.random_policy import random_policy
-from tools.bench.serve_start import starts
+from tools.bench.process import ending
+from tools.bench.serving.start import starts
 from tools.convert_checkpoint import convert
 from tools.recipes.presets import TINY
 from tools.serving.engine import Engine
@@ -175,7 +176,7 @@ class _Served:
         )
         said, _ = await process.communicate()
         if process.returncode:
-            raise ValueError(f"The clients of {self._url} ended with {process.returncode}.")
+            raise ValueError(f"The process of the clients {ending(process.returncode)}.")
         told = json.loads(said)
         self._rates.append(len(told["took"]) / told["seconds"])
         self._took += told["took"]

@@ -21,6 +21,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from models.terminal import Console
+from tools.bench.attempt import tell
 from tools.serving.wire import pack, unpack
 
 _KINDS = {
@@ -47,6 +48,7 @@ def starts(
             cache, own = _KINDS[name]
             console.print(f"Starting: {name}")
             found[name] = _start(root / "run", root / cache, [*own, *options])
+            tell(console, {"unit": "s", "start": found})
         return found
 
 
