@@ -12,7 +12,7 @@ from tools.bench.__main__ import _WITH_PEER, _WITH_WIDTH, BENCHMARKS
 from tools.bench.all import BENCHES, QUICK, CpuBench, command, listed, main, measure, summary
 from tools.bench.learn import LearnSizes
 
-GPU_ALONE = {"fp8", "processes", "products", "step", "unrolled"}
+GPU_ALONE = {"fp8", "processes", "products", "step"}
 OF_TRAINED = {"rounding", "solver"}
 """Benchmarks of policies that another command trains."""
 SMALL = "from tools.bench.data.plan import mixture, planned; import json; \
