@@ -18,7 +18,7 @@
 # `make test-h100` compiles for an H100 without one (0.6 GB of NVIDIA's compiler, no driver, no GPU);
 # `make test EXTRAS=dev,plan` installs that compiler from the start, and its tests are not skipped.
 # `make gpu PYTHON=python3` measures what matters most on an NVIDIA GPU with that Python's packages,
-# in eleven minutes (docs/gpu.md).
+# in ten minutes (docs/gpu.md).
 # `make gpu-wheels` downloads what a GPU machine without network may lack, for its Python 3.12: 2 MB
 # to .wheels, and 38 MB of the simulator to .wheels-sim.
 # `make te` builds Transformer Engine, whose attention can be one of ours, with a C++ compiler into

@@ -1,7 +1,7 @@
 """Measure all that needs an NVIDIA GPU (`make gpu`): kernels, training steps and acting; and, where
 they are named, float8, simulation, RL, openpi beside ours, and several processes.
 
-    python -m tools.bench.gpu                            # kernels, step, act: eleven minutes
+    python -m tools.bench.gpu                            # kernels, step, act: ten minutes
     python -m tools.bench.gpu --part step --out gpu.tar  # one part, its results in one file
     python -m tools.bench.gpu --unpack gpu.tar           # into docs/results/gpu, with their page
     python -m tools.bench.gpu --tiny                     # the same code shrunk, on a CPU
@@ -260,7 +260,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("--part", nargs="+", choices=PARTS, help=f"these parts ({' '.join(_FIRST)})")
-    add("--seconds", type=float, default=210, help="time of each part (210)")
+    add("--seconds", type=float, default=200, help="time of each part (200)")
     add("--out", type=Path, help="put the results into this file alone, a tar")
     add("--unpack", nargs="*", type=Path, help="only put these files' results into docs/results")
     add("--tiny", action="store_true", help="shrunk, also without a GPU; nothing goes into docs")

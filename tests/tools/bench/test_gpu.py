@@ -9,11 +9,13 @@ import sys
 import time
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
 
 from models.terminal import Console
+from parallel.planning.cluster import CHIPS
 from parallel.planning.random_batch import random_batch
 from tools.bench import gpu
 from tools.bench.__main__ import _WITH_PEER, _WITH_TINY, BENCHMARKS
@@ -193,21 +195,33 @@ def test_what_a_benchmark_has_measured_is_told_where_stdout_is_for_json(capsys):
     assert last_json(capsys.readouterr().out) == {"rows": [1]}
 
 
+@pytest.mark.parametrize(("gib", "shares"), [(73, [1, 1, None, 1]), (129, [1, 1, 1, 1])])
+def test_cards_of_80_and_of_141_gb_run_the_same_programs(monkeypatch, gib, shares):
+    pi05 = {"full": 63.9, "dots": 91.7}
+    card = SimpleNamespace(memory_stats=lambda: {"bytes_limit": gib * 2**30})
+    monkeypatch.setattr(step.jax, "devices", lambda: [card])
+    monkeypatch.setattr(step, "_config", lambda _, way, share: share * pi05[way.remat] * 2**30)
+    monkeypatch.setattr(step, "held", lambda config, *_: config)
+    preset = step.benched("tiny")
+    assert [next(step.fitting(preset, way, 8, 4), None) for way in step.WAYS] == shares
+
+
 @pytest.mark.slow
-def test_the_bytes_of_a_step_are_its_own_programs_whatever_ran_before():
+def test_the_bytes_and_the_prediction_of_a_step_are_its_own_programs_whatever_ran_before():
     preset, mesh = step.benched("tiny"), step.make_mesh(step.MeshConfig(), jax.devices()[:1])
-    held = [
-        held_bytes(
-            step.stepper(
-                preset.model,
-                preset.optimizer,
-                jax.device_put(random_batch(preset.model, rows, 2)),
-                mesh,
-            )[1]
-        )
+    programs = [
+        step.stepper(
+            preset.model,
+            preset.optimizer,
+            jax.device_put(random_batch(preset.model, rows, 2)),
+            mesh,
+        )[1]
         for rows in (4, 1)
     ]
-    assert held[1] < held[0]
+    many, one = (step.predicted_seconds(each.as_text(), mesh, CHIPS["h100"]) for each in programs)
+    assert many > one > CHIPS["h100"].step_seconds
+    many, one = map(held_bytes, programs)
+    assert many > one
 
 
 def test_all_gpu_tests_are_named():
