@@ -163,10 +163,10 @@ def run(each: Measurement, limit: float, tiny: bool = False) -> dict[str, Any]:
     read = outcomes if each.tests else last_json
     found = ended([sys.executable, "-m", *words], environment, limit, read)
     seconds = time.monotonic() - since
-    if seconds >= limit and found.keys() - {"error"}:
+    if seconds >= limit and "error" in found and len(found) > 1:
         found["stopped"] = found.pop("error")
     about = {"name": each.name, "part": each.part, "began": began, "seconds": round(seconds, 1)}
-    return about | ({"tiny": True} if tiny else {}) | found
+    return found | about | ({"tiny": True} if tiny else {})
 
 
 def outcomes(said: str) -> dict[str, Any]:

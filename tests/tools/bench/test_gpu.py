@@ -111,6 +111,8 @@ def test_what_is_cut_short_keeps_its_rows_and_is_no_failure(monkeypatch):
     assert not list(errors(found))
     monkeypatch.setattr(gpu, "ended", lambda *_: dict(stopped))
     assert list(errors(gpu.run(BY_NAME["act"], 0))) == [stopped["error"]]
+    monkeypatch.setattr(gpu, "ended", lambda *_: {"name": "act", "rows": []})
+    assert gpu.run(BY_NAME["act_openpi"], 0)["name"] == "act_openpi"
 
 
 def test_the_outcomes_of_tests_are_read_though_pytest_did_not_finish():
