@@ -152,8 +152,8 @@ def measure(
 
 
 def run(each: Measurement, limit: float, tiny: bool = False) -> dict[str, Any]:
-    """Measures in a process of its own, for `limit` seconds at most; returns the result, `stopped`
-    if it was cut short, or the reason why there is none as `error`."""
+    """Measures in a process of its own, for `limit` seconds at most; returns the result, with the
+    seconds after which it was `stopped` if it was, or the reason why there is none as `error`."""
     began, since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), time.monotonic()
     if each.tests:
         words = ["pytest", "-vv", "-m", "gpu", "-p", "no:cacheprovider", *each.tests]
@@ -164,7 +164,7 @@ def run(each: Measurement, limit: float, tiny: bool = False) -> dict[str, Any]:
     found = ended([sys.executable, "-m", *words], environment, limit, read)
     seconds = time.monotonic() - since
     if seconds >= limit and "error" in found and len(found) > 1:
-        found["stopped"] = found.pop("error")
+        found = {key: found[key] for key in found if key != "error"} | {"stopped": round(limit)}
     about = {"name": each.name, "part": each.part, "began": began, "seconds": round(seconds, 1)}
     return found | about | ({"tiny": True} if tiny else {})
 

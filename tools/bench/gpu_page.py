@@ -42,9 +42,13 @@ def section(result: Result, about: str) -> str:
     where = f"{machine.get('device')}, Python {machine.get('python')}, {machine.get('packages')}"
     took = f", {result['seconds']} s in all" if "seconds" in result else ""
     lines += [f"{result['began']} on {where}{took}.", ""]
-    for key, title in (("error", "Failed"), ("stopped", "Not finished")):
-        if isinstance(result.get(key), str):
-            lines += [f"{title}:", "", "```", result[key].strip(), "```", ""]
+    if isinstance(result.get("error"), str):
+        lines += ["Failed:", "", "```", result["error"].strip(), "```", ""]
+    if "stopped" in result:
+        lines += [
+            f"Stopped after {result['stopped']} s; the rows are those measured until then.",
+            "",
+        ]
     if "ratio" in result:
         said = f"{_number(result['ratio'])} times: {result['ours']}, {result['other']}."
         lines += [said, ""]
