@@ -17,7 +17,10 @@
 # `make drill` kills runs at random moments until they have all come through.
 # `make test-h100` compiles for an H100 without one (0.6 GB of NVIDIA's compiler, no driver, no GPU);
 # `make test EXTRAS=dev,plan` installs that compiler from the start, and its tests are not skipped.
-# `make gpu PYTHON=python3` measures what wants an NVIDIA GPU with that Python's packages (docs/gpu.md).
+# `make gpu PYTHON=python3` measures what matters most on an NVIDIA GPU with that Python's packages,
+# in ten minutes (docs/gpu.md).
+# `make gpu-wheels` downloads what a GPU machine without network may lack, for its Python 3.12: 2 MB
+# to .wheels, and 38 MB of the simulator to .wheels-sim.
 # `make te` builds Transformer Engine, whose attention can be one of ours, with a C++ compiler into
 # .venv-te, 8 GB with the packages of CUDA 13 (docs/results/attention.md).
 # `make client`, `make metaworld`, `make libero` and `make gym` install openpi's websocket client,
@@ -42,7 +45,7 @@ SMOKED := tests/test_imports.py tests/data/lerobot/test_dataset.py tests/models/
 
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo notebooks docs test test-slow coverage mutants test-optimised smoke smoke-demo smoke-tests fuzz drill test-h100 gpu lint install te client metaworld libero gym
+.PHONY: demo notebooks docs test test-slow coverage mutants test-optimised smoke smoke-demo smoke-tests fuzz drill test-h100 gpu gpu-wheels lint install te client metaworld libero gym
 demo: install
 	$(BIN)/python -m tools.demo
 
@@ -98,6 +101,16 @@ test-h100: install
 
 gpu:
 	$(PYTHON) -m tools.bench.gpu
+
+GPU_WHEELS := $(PYTHON) -m pip download --quiet --disable-pip-version-check --no-deps \
+  --only-binary=:all: --python-version 3.12 --implementation cp \
+  $(addprefix --platform manylinux,_2_28_x86_64 _2_27_x86_64 _2_17_x86_64 2014_x86_64) \
+  -c constraints/py312.txt
+gpu-wheels:
+	rm -rf .wheels .wheels-sim
+	$(GPU_WHEELS) --dest .wheels google-crc32c httpx2 httpcore2 truststore tyro docstring-parser \
+	  typeguard tensorboardX beartype websockets
+	$(GPU_WHEELS) --dest .wheels-sim mujoco mujoco-mjx trimesh glfw pyopengl
 
 lint: install
 	$(BIN)/ruff check .

@@ -58,7 +58,6 @@ BENCHMARKS: Mapping[str, str] = {
     "start": "tools.bench.data.start",
     "stats": "tools.bench.data.stats",
     "step": "tools.bench.models.step",
-    "unrolled": "tools.bench.models.unrolled",
 }
 """Modules whose `run` measures."""
 COMMANDS: Mapping[str, str] = {"all": "tools.bench.all", "pages": "tools.bench.pages"}
@@ -68,7 +67,7 @@ _WITH_PEER = ("act", "cameras", "data", "ladder", "pi05", "stats")
 _WITH_PEERS = ("cameras", "data")
 _WITH_TINY = (
     "act", "attention", "colocated", "fp8", "packing", "pi05", "processes", "products", "sim",
-    "step", "unrolled",
+    "step",
 )  # fmt: skip
 _WITH_WIDTH = ("packing", "pi05", "serve")
 _NAMES = tyro.conf.arg(constructor=tyro.extras.literal_type_from_choices(BENCHMARKS))

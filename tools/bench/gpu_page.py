@@ -8,8 +8,8 @@ from typing import Any
 
 _INTRO = """# GPU results
 
-Made by `python -m tools.bench.gpu --page` from the JSON that `make gpu` writes to
-`docs/results/gpu` ([how to run it](../gpu.md)); a test checks that this page and the JSON agree.
+Made by `python -m tools.bench.gpu --unpack` from the JSON in `docs/results/gpu`, which `make gpu`
+measures ([how to run it](../gpu.md)); a test checks that this page and the JSON agree.
 """
 _NOTHING = """
 Nothing has been measured on a GPU yet, so there are no figures here or elsewhere.
@@ -31,20 +31,24 @@ def page(folder: Path, measurements: Sequence[Any]) -> str:
     parts = [_INTRO]
     if missing:
         parts.append(f"Not measured yet: {', '.join(missing)}.\n")
-    parts += [_section(result, abouts[result["name"]]) for result in results]
+    parts += [section(result, abouts[result["name"]]) for result in results]
     return "\n".join(parts)
 
 
-def _section(result: Result, about: str) -> str:
+def section(result: Result, about: str) -> str:
+    """Markdown of one result."""
     machine = result.get("machine", {})
     lines = [f"## {result['name']}: {about}", ""]
     where = f"{machine.get('device')}, Python {machine.get('python')}, {machine.get('packages')}"
     took = f", {result['seconds']} s in all" if "seconds" in result else ""
     lines += [f"{result['began']} on {where}{took}.", ""]
-    if "left_out" in result:
-        return "\n".join([*lines, f"Left out: {result['left_out']}.", ""])
     if isinstance(result.get("error"), str):
         lines += ["Failed:", "", "```", result["error"].strip(), "```", ""]
+    if "stopped" in result:
+        lines += [
+            f"Stopped after {result['stopped']} s; the rows are those measured until then.",
+            "",
+        ]
     if "ratio" in result:
         said = f"{_number(result['ratio'])} times: {result['ours']}, {result['other']}."
         lines += [said, ""]

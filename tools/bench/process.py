@@ -59,8 +59,9 @@ def ending(status: int) -> str:
 
 
 def last_json(said: str) -> dict[str, Any]:
-    """The JSON object on the last line of what was said, or an error."""
-    try:
-        return json.loads(said.splitlines()[-1])
-    except (IndexError, ValueError):
-        return {"error": f"It printed no result: {said[-TAIL:]}"}
+    """The last JSON object that was said on a line of its own and whole, or an error."""
+    for line in reversed(said.splitlines()):
+        with suppress(ValueError):
+            if isinstance(found := json.loads(line), dict):
+                return found
+    return {"error": f"It printed no result: {said[-TAIL:]}"}

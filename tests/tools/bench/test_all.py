@@ -16,7 +16,7 @@ from tools.bench.all import BENCHES, DATA, OUT, QUICK, CpuBench, command, main, 
 from tools.bench.learn import LearnSizes
 from tools.command_line import versions
 
-GPU_ALONE = {"fp8", "processes", "products", "step", "unrolled"}
+GPU_ALONE = {"fp8", "processes", "products", "step"}
 OF_TRAINED = {"rounding", "solver"}
 """Benchmarks of policies that another command trains."""
 SMALL = "from tools.bench.data.plan import mixture, planned; import json; \

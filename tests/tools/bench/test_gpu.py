@@ -1,5 +1,5 @@
 """`make gpu` shrunk to a CPU: every benchmark runs, what fails is recorded and stops no other, what
-lacks is named, and the page says what the JSON says."""
+is cut short keeps its rows, and the page says what the JSON says."""
 
 import json
 import os
@@ -8,19 +8,22 @@ import subprocess
 import sys
 import time
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
 
 from models.terminal import Console
+from parallel.planning.cluster import CHIPS
 from parallel.planning.random_batch import random_batch
 from tools.bench import gpu
+from tools.bench.__main__ import _WITH_PEER, _WITH_TINY, BENCHMARKS
 from tools.bench.attempt import tell
-from tools.bench.gpu import MEASUREMENTS, PAGE, RESULTS, errors, main
+from tools.bench.gpu import MEASUREMENTS, PAGE, PARTS, RESULTS, errors, main, measure, unpack
 from tools.bench.gpu_page import page
 from tools.bench.models import step
+from tools.bench.models.pi05 import held_bytes
 from tools.bench.process import ended, last_json
 
 CHEAP = ("attention", "act")
@@ -30,14 +33,16 @@ BENCHES = [
         each, id=each.name, marks=pytest.mark.slow if each.name in CHEAP else pytest.mark.drill
     )
     for each in MEASUREMENTS
-    if each.module and not each.wants
+    if not each.tests and not each.arguments
 ]
+MACHINE = {"platform": "gpu", "device": "1 × A GPU", "python": "3.12", "packages": "jax 0.12"}
+BY_NAME = {each.name: each for each in MEASUREMENTS}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("each", BENCHES)
 def test_a_benchmark_runs_shrunk_and_its_result_makes_a_section(each, tmp_path):
-    found = import_module(each.module).run(Console(quiet=True), tiny=True)
+    found = import_module(BENCHMARKS[each.name]).run(Console(quiet=True), tiny=True)
     assert not list(errors(found))
     assert found["ratio"] > 0
     result = {"name": each.name, "began": "then", **found}
@@ -47,87 +52,96 @@ def test_a_benchmark_runs_shrunk_and_its_result_makes_a_section(each, tmp_path):
     assert made.count("\n| ") > 2
 
 
-MACHINE = {"platform": "gpu", "device": "1 × A GPU", "python": "3.12", "packages": "jax 0.12"}
+def test_a_part_shares_its_time_a_failure_stops_no_other_and_results_travel_in_one_file(
+    monkeypatch, tmp_path, capsys
+):
+    limits = []
 
-
-def test_a_failure_is_recorded_stops_no_other_and_is_tried_again(monkeypatch, tmp_path, capsys):
-    ran = []
-
-    def run(each, limit, tiny, gpus):
-        ran.append(each.name)
-        result = {"name": each.name, "part": each.part, "began": "then", "seconds": 1.0}
+    def run(each, limit, tiny):
+        limits.append((each.name, round(limit)))
         inner = [{"batch": 32, "error": "out of memory"}] if each.name == "act" else []
-        return result | {"rows": inner}
+        return {"name": each.name, "part": each.part, "began": "then", "rows": inner}
 
-    monkeypatch.setattr(gpu, "describe", lambda: MACHINE)
     monkeypatch.setattr(gpu, "run", run)
-    options = ["--tiny", "--out", str(tmp_path), "--part", "act", "rl"]
-    assert main(options) == 1
-    assert ran == ["act", "act_openpi", "colocated"]
-    assert "act: 1 failed: out of memory" in capsys.readouterr().out
-    assert json.loads((tmp_path / "act.json").read_text())["machine"]["device"] == "1 × A GPU"
-    assert main(options) == 1
-    assert ran == ["act", "act_openpi", "colocated", "act"]
+    out, folder, made = tmp_path / "out" / "gpu.tar", tmp_path / "results", tmp_path / "gpu.md"
+    assert measure(["step"], 210, out, MACHINE) == 0
+    assert measure(["act", "rl"], 100, out, MACHINE) == 1
+    assert limits == [("step", 210), ("products", 50), ("act", 100), ("colocated", 100)]
     said = capsys.readouterr().out
-    assert "colocated  RL with environments, policy and learner on the GPU: finished" in said
-    assert main([*options, "--again"]) == 1
-    assert ran[4:] == ["act", "act_openpi", "colocated"]
-    assert "out of memory" in (tmp_path / "gpu.md").read_text()
+    assert "| 32 | out of memory |" in said
+    assert "Failed: act." in said
+    unpack([out], folder, made)
+    assert {file.stem for file in folder.iterdir()} == {name for name, _ in limits}
+    assert json.loads((folder / "act.json").read_text())["machine"] == MACHINE
+    assert "1 × A GPU" in made.read_text()
 
 
-def test_without_time_for_it_a_part_is_left_for_the_next_call(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(gpu, "run", lambda *_: pytest.fail("it was begun"))
-    options = gpu._parser().parse_args(["--minutes", "1"])
-    assert gpu.measure(["fp8"], tmp_path, options, MACHINE, time.monotonic()) == 0
-    said = capsys.readouterr().out
-    assert "No time left for fp8, products; run the same command again to continue" in said
-    assert said.endswith(" with them, with --minutes 4.\n")
-    options = gpu._parser().parse_args([])
-    assert gpu.measure(["fp8"], tmp_path, options, MACHINE, time.monotonic() - 540) == 0
-    assert capsys.readouterr().out.endswith(
-        "No time left for fp8, products; run the same command again to continue with them.\n"
-    )
+def test_of_files_with_the_same_measurement_the_last_counts(monkeypatch, tmp_path):
+    files = []
+    for began in ("first", "last"):
+        result = {"name": "fp8", "began": began}
+        monkeypatch.setattr(gpu, "run", lambda *_, result=result: result)
+        files.append(tmp_path / f"{began}.tar")
+        measure(["fp8"], 1, files[-1], MACHINE)
+    unpack(files, tmp_path, tmp_path / "gpu.md")
+    assert json.loads((tmp_path / "fp8.json").read_text())["began"] == "last"
 
 
-def test_what_failed_is_tried_again_after_what_was_never_tried(monkeypatch, tmp_path):
-    ran = []
-    monkeypatch.setattr(gpu, "run", lambda each, *_: ran.append(each.name) or {"error": "no"})
-    (tmp_path / "fp8.json").write_text('{"error": "It was stopped"}')
-    options = gpu._parser().parse_args([])
-    assert gpu.measure(["fp8"], tmp_path, options, MACHINE, time.monotonic()) == 1
-    assert ran == ["products", "fp8"]
+def test_a_file_that_no_gpu_measured_is_refused(monkeypatch, tmp_path, capsys):
+    file = tmp_path / "gpu.tar"
+    file.write_text("words")
+    assert main(["--unpack", str(file)]) == 1
+    assert "give a file that --out named" in capsys.readouterr().out
+    for name, found in (("fp8", {"tiny": True}), ("../fp8", {})):
+        file.unlink()
+        monkeypatch.setattr(gpu, "run", lambda *_, r=found | {"name": name, "began": ""}: r)
+        measure(["fp8"], 1, file, MACHINE)
+        assert main(["--unpack", str(file)]) == 1
+        assert f"{file} holds {name}.json, which no GPU has measured" in capsys.readouterr().out
+    assert main(["--unpack", str(tmp_path / "none.tar")]) == 1
+    assert "none.tar" in capsys.readouterr().out
 
 
-def test_what_fails_sooner_than_before_leaves_what_was_measured(monkeypatch, tmp_path):
-    options, file = gpu._parser().parse_args([]), tmp_path / "act.json"
-    bad = {"batch": 8, "error": "out of memory"}
-
-    def tried(*rows, name="rows"):
-        found = {name: list(rows), "error": "It was stopped after 360 s"}
-        monkeypatch.setattr(gpu, "run", lambda *_: found)
-        assert gpu.measure(["act"], tmp_path, options, MACHINE, time.monotonic()) == 1
-        return json.loads(file.read_text())[name]
-
-    assert tried({"batch": 1}, {"batch": 2}) == [{"batch": 1}, {"batch": 2}]
-    assert tried({"batch": 1}, bad, bad) == [{"batch": 1}, {"batch": 2}]
-    assert tried({"batch": 1}, {"batch": 4}) == [{"batch": 1}, {"batch": 4}]
-    file.write_text("damaged {")
-    figures = {"ours": {"1": 3.5, "2": 4.5}}
-    assert tried(figures, name="figures") == [figures]
-    assert tried(name="figures") == [figures]
+def test_what_is_cut_short_keeps_its_rows_and_is_no_failure(monkeypatch):
+    stopped = {"error": "It was stopped after 0 s: "}
+    monkeypatch.setattr(gpu, "ended", lambda *_: stopped | {"rows": [{"batch": 1}]})
+    found = gpu.run(BY_NAME["act"], 0)
+    assert found["rows"] == [{"batch": 1}]
+    assert found["stopped"] == 0
+    assert "Stopped after 0 s" in gpu.section(found | {"machine": MACHINE}, "acting")
+    assert not list(errors(found))
+    monkeypatch.setattr(gpu, "ended", lambda *_: dict(stopped))
+    assert list(errors(gpu.run(BY_NAME["act"], 0))) == [stopped["error"]]
+    monkeypatch.setattr(gpu, "ended", lambda *_: {"name": "act", "rows": []})
+    assert gpu.run(BY_NAME["act_openpi"], 0)["name"] == "act_openpi"
 
 
-def test_processes_on_one_gpu_are_left_out(tmp_path, capsys):
-    options = gpu._parser().parse_args([])
-    assert gpu.measure(["multi"], tmp_path, options, MACHINE, time.monotonic()) == 0
-    found = json.loads((tmp_path / "processes.json").read_text())
-    assert found["left_out"] == "it needs 2 GPUs or more"
+def test_the_outcomes_of_tests_are_read_though_pytest_did_not_finish():
+    said = """
+tests/models/test_gpu.py::test_one[blocked 1] PASSED                     [ 25%]
+tests/models/test_gpu.py::test_one[dense] SKIPPED (no NVIDIA GPU here)   [ 50%]
+tests/models/test_gpu.py::test_two FAILED                                [ 75%]
+"""
+    rows = gpu.outcomes(said + "tests/models/test_gpu.py::test_three ")["rows"]
+    assert rows == [
+        {"name": "tests/models/test_gpu.py::test_one[blocked 1]", "outcome": "passed"},
+        {
+            "name": "tests/models/test_gpu.py::test_one[dense]",
+            "outcome": "skipped",
+            "why": "no NVIDIA GPU here",
+        },
+        {"name": "tests/models/test_gpu.py::test_two", "outcome": "failed", "error": "FAILED"},
+    ]
+    found = gpu.outcomes(said + "FAILED tests/models/test_gpu.py::test_two - assert 1 < 0\n")
+    assert list(errors(found)) == ["assert 1 < 0"]
+    assert "[ 75%]" in found["said"]
+    assert gpu.outcomes("no tests ran") == {}
 
 
 def test_without_a_gpu_it_says_so(monkeypatch, capsys):
     monkeypatch.setattr(gpu, "describe", lambda: {"platform": "cpu", "device": "1 × cpu"})
     assert main(["--part", "fp8"]) == 1
-    assert "no NVIDIA GPU that JAX can use: JAX sees only 1 × cpu" in capsys.readouterr().out
+    assert "no NVIDIA GPU: JAX sees only 1 × cpu" in capsys.readouterr().out
 
 
 def test_a_process_that_dies_or_hangs_gives_its_error():
@@ -184,33 +198,21 @@ def test_what_a_benchmark_has_measured_is_told_where_stdout_is_for_json(capsys):
     assert last_json(capsys.readouterr().out) == {"rows": [1]}
 
 
-def test_packages_that_other_packages_require_on_this_system_are_named(monkeypatch):
-    monkeypatch.setattr(gpu, "_owners", lambda: {"httpx2": ["httpx2"]})
-    monkeypatch.setattr(gpu, "needed", lambda each: ["httpx2"])
-    asked = ["core2==2; sys_platform != 'emscripten'", "js; sys_platform == 'emscripten'"]
-    monkeypatch.setattr(gpu, "requires", lambda name: [*asked, "brotli; extra == 'brotli'"])
-
-    def absent(name):
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(gpu, "distribution", absent)
-    assert gpu.incomplete(MEASUREMENTS[1]) == ["core2"]
-
-
-def test_what_a_python_lacks_is_named_for_each_part(monkeypatch):
-    by_name = {each.name: each for each in MEASUREMENTS}
-    assert all(gpu.lacking(each) == [] for each in MEASUREMENTS)
-    monkeypatch.setattr(gpu, "_is_here", lambda name: name not in ("mujoco", "tyro", "openpi"))
-    assert gpu.lacking(by_name["attention"]) == ["tyro"]
-    assert gpu.lacking(by_name["sim"]) == ["mujoco", "tyro"]
-    assert gpu.run(by_name["sim"], 1)["error"] == "This Python lacks mujoco, tyro."
-    assert gpu.run(by_name["pi05"], 1)["left_out"] == "not installed here: openpi"
+@pytest.mark.parametrize(("gib", "shares"), [(73, [1, 1, None, 1]), (129, [1, 1, 1, 1])])
+def test_cards_of_80_and_of_141_gb_run_the_same_programs(monkeypatch, gib, shares):
+    pi05 = {"full": 63.9, "dots": 91.7}
+    card = SimpleNamespace(memory_stats=lambda: {"bytes_limit": gib * 2**30})
+    monkeypatch.setattr(step.jax, "devices", lambda: [card])
+    monkeypatch.setattr(step, "_config", lambda _, way, share: share * pi05[way.remat] * 2**30)
+    monkeypatch.setattr(step, "held", lambda config, *_: config)
+    preset = step.benched("tiny")
+    assert [next(step.fitting(preset, way, 8, 4), None) for way in step.WAYS] == shares
 
 
 @pytest.mark.slow
-def test_the_bytes_of_a_step_are_its_own_programs_whatever_ran_before():
+def test_the_bytes_and_the_prediction_of_a_step_are_its_own_programs_whatever_ran_before():
     preset, mesh = step.benched("tiny"), step.make_mesh(step.MeshConfig(), jax.devices()[:1])
-    held = [
+    programs = [
         step.stepper(
             preset.model,
             preset.optimizer,
@@ -219,23 +221,24 @@ def test_the_bytes_of_a_step_are_its_own_programs_whatever_ran_before():
         )[1]
         for rows in (4, 1)
     ]
-    assert held[1] < held[0]
+    many, one = (step.predicted_seconds(each.as_text(), mesh, CHIPS["h100"]) for each in programs)
+    assert many > one > CHIPS["h100"].step_seconds
+    many, one = map(held_bytes, programs)
+    assert many > one
 
 
-def test_the_gpu_tests_are_found():
-    names = {file.name for file in gpu.gpu_tests()}
-    assert {"test_gpu.py", "test_attention.py", "test_physics.py"} <= names
+def test_all_gpu_tests_are_named():
+    files = [file for file in (gpu.ROOT / "tests").rglob("test_*.py") if file != Path(__file__)]
+    marked = [str(f.relative_to(gpu.ROOT)) for f in files if "mark.gpu\n" in f.read_text()]
+    assert sorted(marked) == sorted(file for each in MEASUREMENTS for file in each.tests)
 
 
-def test_each_measurement_is_a_benchmark_by_its_name_or_that_beside_a_peer():
-    from tools.bench.__main__ import _WITH_PEER, _WITH_TINY, BENCHMARKS
-
-    for each in (each for each in MEASUREMENTS if each.module):
-        name = each.name.removesuffix("_openpi")
-        assert BENCHMARKS[name] == each.module
+def test_each_measurement_is_a_benchmark_by_its_name_or_by_its_arguments():
+    for each in (each for each in MEASUREMENTS if not each.tests):
+        name, *options = each.arguments or (each.name,)
         assert name in _WITH_TINY
-        assert "--peer" not in each.options or name in _WITH_PEER
-        assert each.seconds <= each.limit
+        assert name in _WITH_PEER or not options
+    assert PARTS[:3] == ("kernels", "step", "act")
 
 
 def test_the_page_says_what_the_json_says_and_no_more(tmp_path):
@@ -254,7 +257,7 @@ def test_the_page_says_what_the_json_says_and_no_more(tmp_path):
     )
     made = page(tmp_path, MEASUREMENTS)
     missing = (
-        "tests, attention, unrolled, pi05, products, act, act_openpi, sim, colocated, processes"
+        "tests, attention, products, act, physics, sim, colocated, pi05, act_openpi, processes"
     )
     assert f"Not measured yet: {missing}." in made
     assert "2026-12-01T00:00:00Z on 1 × NVIDIA H200, Python 3.12.3, jax 0.11.2, 80.5 s" in made

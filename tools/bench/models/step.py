@@ -1,9 +1,13 @@
-"""Training steps of π0.5 and GR00T-N1.5 at their released widths on one GPU, in bf16 and float8:
-samples a second, and the share of the GPU's peak (MFU).
+"""Training steps of π0.5 and GR00T-N1.5 at their released widths on one GPU, with layers as a loop
+and one after the other (`compute.unroll`), and in float8: samples a second beside the prediction
+for the same program, and the share of the GPU's peak (MFU).
 
-Among choices that fit by the planner's count of bytes, the one with most layers is taken, then the
-one that recomputes least in backward. If it does not fit after all, the next one is taken. FLOPs
-are the model's own, as `parallel.monitor.speed` counts them.
+Backward recomputes all that it can (remat "full"), so that cards of 80 GB and of 141 GB run the
+same programs; where all layers also fit with "dots", which plans for clusters prefer, that is
+measured too. As many layers are taken as fit by the planner's count of bytes, and fewer if they do
+not fit after all. FLOPs are the model's own, as `parallel.monitor.speed` counts them; the
+prediction is the planner's roofline over the compiled program's kernels
+(`parallel.planning.explain`).
 """
 
 import gc
@@ -11,7 +15,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -22,7 +26,10 @@ from models.terminal import Console
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.monitor.speed import Speed, model_flops
 from parallel.optimizer import OptimizerConfig
+from parallel.planning.cluster import CHIPS, Chip, Cluster, chip_of
+from parallel.planning.explain import explain
 from parallel.planning.flops import gradient_work
+from parallel.planning.hlo import Program
 from parallel.planning.random_batch import random_batch
 from parallel.step import abstract_state, init_state, make_train_step
 from tools.bench.attempt import FULL, attempt, tell
@@ -30,47 +37,53 @@ from tools.bench.models.pi05 import held_bytes
 from tools.bench.timing import timed
 from tools.recipes.presets import RunConfig, load_preset
 
-Ways = Mapping[str, Mapping[str, Any]]
-"""Fields of `compute` that each way to train changes."""
-PRECISIONS: Ways = {"bf16": {}, "fp8": {"fp8": "delayed"}}
 _SHARES = (1.0, 0.75, 0.5, 0.25)
-_REMATS: tuple[Remat, ...] = ("none", "dots", "qkv", "attention", "full")
 _FITS = 0.9
 
 
+class Way(NamedTuple):
+    """A way to train: fields of `compute`, what backward recomputes, and the shares of the layers
+    that are tried, the largest first."""
+
+    name: str
+    compute: Mapping[str, Any]
+    remat: Remat = "full"
+    shares: tuple[float, ...] = _SHARES
+
+
+WAYS = (
+    Way("bf16, layers as a loop", {}),
+    Way("bf16, unrolled", {"unroll": True}),
+    Way("bf16, unrolled", {"unroll": True}, "dots", (1.0,)),
+    Way("float8, layers as a loop", {"fp8": "delayed"}),
+)
+
+
 def run(console: Console, tiny: bool = False, rows: int = 8, samples: int = 4) -> dict[str, Any]:
-    """Every model in every precision; `ratio` is float8 over bf16 of the first model.
+    """Every model in every way, one after another; `ratio` is the first model's unrolled over its
+    layers as a loop.
 
     Raises:
       ValueError: the first device is no GPU, and the sizes are the released ones.
     """
-    told = " in float8", "in bf16"
-    return compared(console, PRECISIONS, told, tiny, rows, samples)
-
-
-def compared(
-    console: Console, ways: Ways, told: tuple[str, str], tiny: bool, rows: int, samples: int
-) -> dict[str, Any]:
-    """Every model in every way, one after another; `ratio` is the first model's second way over its
-    first, which `told` names in that order. Raises as `run`."""
     if jax.default_backend() != "gpu" and not tiny:
         raise ValueError("The step benchmark needs a GPU; --tiny tries it on a CPU.")
     if tiny:
         rows, samples = 2, 2
-    found = []
+    found: list[dict[str, Any]] = []
     for name in ("tiny", "groot-tiny") if tiny else ("pi05", "groot"):
         preset = benched(name)
-        for way, changes in ways.items():
-            console.print(f"{name}: a step in {way}")
-            row = _largest(preset, changes, rows, samples, 2 if tiny else 10)
-            found.append({"model": name, "precision": way, **row})
+        for way in WAYS:
+            console.print(f"{name}: a step in {way.name}, remat {way.remat}")
+            row = {"model": name, "way": way.name, "remat": way.remat}
+            found.append(row | _largest(preset, way, rows, samples, tiny))
             tell(console, {"unit": "samples/s", "rows": found})
             jax.clear_caches()
-    ours, other = (found[i].get("samples/s", math.nan) for i in (1, 0))
+    loop, unrolled = (row.get("samples/s", math.nan) for row in found[:2])
     return {
-        "ratio": ours / other,
-        "ours": f"{ours:.1f} samples/s of {found[0]['model']}{told[0]}",
-        "other": f"{other:.1f} {told[1]}",
+        "ratio": unrolled / loop,
+        "ours": f"{unrolled:.1f} samples/s of {found[0]['model']}, layers one after the other",
+        "other": f"{loop:.1f} as a loop",
         "unit": "samples/s",
         "rows": found,
     }
@@ -98,15 +111,14 @@ def with_depth(config: ModelConfig, share: float) -> ModelConfig:
     return config.changed(**shrunk)
 
 
-def fitting(preset: RunConfig, rows: int, samples: int) -> Iterator[tuple[float, Remat]]:
-    """Shares of the layers, each with what is recomputed, that fit the first device in bf16."""
+def fitting(preset: RunConfig, way: Way, rows: int, samples: int) -> Iterator[float]:
+    """Shares of the layers that fit the first device in bf16."""
     stats = jax.devices()[0].memory_stats() or {}
     limit = _FITS * stats.get("bytes_limit", math.inf)
-    for share in _SHARES:
-        for remat in _REMATS:
-            config = _config(preset, share, remat, {})
-            if held(config, preset.optimizer, rows, samples) <= limit:
-                yield share, remat
+    for share in way.shares:
+        config = _config(preset, way._replace(compute={}), share)
+        if held(config, preset.optimizer, rows, samples) <= limit:
+            yield share
 
 
 @cache
@@ -122,8 +134,8 @@ def held(config: ModelConfig, optimizer: OptimizerConfig, rows: int, samples: in
 
 def stepper(
     config: ModelConfig, optimizer: OptimizerConfig, batch: Any, mesh: Mesh
-) -> tuple[Callable[[], Any], int]:
-    """A training step to call repeatedly, and the bytes that its program holds at once."""
+) -> tuple[Callable[[], Any], Any]:
+    """A training step to call repeatedly, and its compiled program."""
     model = config.build()
     abstract = abstract_state(model, optimizer, model.sharding_rules, mesh)
     state = init_state(model, optimizer, abstract, 0)
@@ -135,56 +147,65 @@ def stepper(
         state, metrics = step(state, batch, 0)
         return metrics
 
-    return call, held_bytes(step)
+    return call, step
 
 
-def _config(
-    preset: RunConfig, share: float, remat: Remat, changes: Mapping[str, Any]
-) -> ModelConfig:
-    config = with_depth(preset.model, share).computing(dtype="bfloat16", **changes)
-    return require(config, "recomputing", "the step benchmark")(remat)
+def predicted_seconds(program: str, mesh: Mesh, chip: Chip) -> float:
+    """Seconds of a compiled step on one chip, by the planner's roofline over its kernels."""
+    kernels = explain(Program(program), dict(mesh.shape), Cluster(chip, devices=1))
+    return kernels.seconds + chip.step_seconds
 
 
-def _largest(
-    preset: RunConfig, changes: Mapping[str, Any], rows: int, samples: int, rounds: int
-) -> dict[str, Any]:
-    """The first choice that does fit, measured; `full` are those that did not."""
+def _config(preset: RunConfig, way: Way, share: float) -> ModelConfig:
+    config = with_depth(preset.model, share).computing(dtype="bfloat16", **way.compute)
+    return require(config, "recomputing", "the step benchmark")(way.remat)
+
+
+def _largest(preset: RunConfig, way: Way, rows: int, samples: int, tiny: bool) -> dict[str, Any]:
+    """The most layers that do fit, measured; `full` are the shares that did not."""
     full: list[str] = []
-    for share, remat in fitting(preset, rows, samples):
-        config = _config(preset, share, remat, changes)
-        row = attempt(partial(_measured, config, preset.optimizer, rows, samples, rounds))
+    for share in fitting(preset, way, rows, samples):
+        config = _config(preset, way, share)
+        row = attempt(partial(_measured, config, preset.optimizer, rows, samples, tiny))
         if FULL not in row.get("error", ""):
-            return {"layers": share, "remat": remat, "full": full, **row}
+            return {"layers": share, "full": full, **row}
         gc.collect()  # an exception's frames may still hold arrays
-        full.append(f"{share:.0%} of the layers, remat {remat}")
-    return {"full": full, "error": "No number of layers fits this GPU's memory."}
+        full.append(f"{share:.0%} of the layers")
+    return {"full": full, "cannot": "it needs more memory than this GPU has"}
 
 
 def _measured(
-    config: ModelConfig, optimizer: OptimizerConfig, rows: int, samples: int, rounds: int
+    config: ModelConfig, optimizer: OptimizerConfig, rows: int, samples: int, tiny: bool
 ) -> dict[str, Any]:
-    """Speed; `bytes` that the step's program holds at once, and `start_seconds` until the first
-    step is done, most of them for compiling, unless an earlier call left what it compiled."""
+    """Speed, and what the planner predicts of it where it knows the chip; `bytes` that the step's
+    program holds at once, and `start_seconds` until the first step is done, most of them for
+    compiling, unless an earlier call left what it compiled."""
     device = jax.devices()[0]
     batch = jax.device_put(random_batch(config, rows, samples), device)
     mesh = make_mesh(MeshConfig(), [device])
     speed = Speed(1, device.device_kind)
     with timed() as starting:
-        call, held = stepper(config, optimizer, batch, mesh)
+        call, program = stepper(config, optimizer, batch, mesh)
         jax.block_until_ready(call())
     speed.flops = model_flops(config.build(), optimizer, batch)
-    for _ in range(rounds):
+    for _ in range(2 if tiny else 10):
         with timed() as took:
             metrics = jax.block_until_ready(call())
         speed.add(took.wall)
     report = speed.report()
+    chip = CHIPS["h100"] if tiny else chip_of(device.device_kind)
+    predicted = {}
+    if chip is not None:
+        seconds = predicted_seconds(program.as_text(), mesh, chip)
+        predicted["predicted samples/s"] = rows * samples / seconds
     shapes = jax.eval_shape(config.build().init, jax.random.key(0))
     return {
         "samples/s": rows * samples / report["step_seconds_p50"],
+        **predicted,
         "parameters": sum(x.size for x in jax.tree.leaves(shapes)),
         "samples": rows * samples,
         "loss": float(metrics["loss"]),
-        "bytes": held,
+        "bytes": held_bytes(program),
         "start_seconds": starting.wall,
         **report,
     }
