@@ -1,7 +1,10 @@
 # Two commands: `make demo` (record, train, evaluate, report) and `make test` (lint, types, tests).
 # `make notebooks` executes the notebooks and writes the files with outputs beside their sources.
 # `make docs` builds the site of guides, results and reference into site/, in .venv-docs.
-# `make test-slow` runs the tests that `make test` leaves out, which take some five seconds or more.
+# `make test-slow` runs the tests that `make test` leaves out, which take some three seconds or more;
+# `make test-turn` those of them, and of the drills, that CI takes where SINCE, a commit, landed last.
+# `make everything` runs all tests of this Python, hours, and writes docs/results/suite.md; it goes on
+# where it was stopped.
 # `make test-optimised` runs a few of parity, packing and sharding on programs as users run them,
 # compiled at XLA's own optimisation level; the other tests do not optimise.
 # `make coverage` runs the tests of `make test` and lists the lines that none of them reaches, worst
@@ -42,7 +45,7 @@ SMOKED := tests/test_imports.py tests/data/lerobot/test_dataset.py tests/models/
 
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo notebooks docs test test-slow coverage mutants test-optimised smoke smoke-demo smoke-tests fuzz drill test-h100 gpu lint install te client metaworld libero gym
+.PHONY: demo notebooks docs test test-slow test-turn everything coverage mutants test-optimised smoke smoke-demo smoke-tests fuzz drill test-h100 gpu lint install te client metaworld libero gym
 demo: install
 	$(BIN)/python -m tools.demo
 
@@ -58,6 +61,12 @@ test: install lint
 
 test-slow: install
 	$(PYTEST) -m 'slow and not fuzz and not drill'
+
+test-turn: install
+	$(PYTEST) -m 'slow or drill' --since $(SINCE)
+
+everything: install
+	$(BIN)/python -m tests.helpers.everything
 
 coverage: install
 	for bin in $(wildcard .venv .venv-client .venv-metaworld .venv-libero .venv-gym); do \

@@ -63,6 +63,7 @@ def test_padding_changes_nothing(params):
     assert_close(tight, loss_and_gradient(params, pack([group, []], wide)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["blocked", "cudnn"])
 def test_attention_of_other_kernels_gives_the_loss_and_gradients_of_dense(
     params, monkeypatch, attention

@@ -105,6 +105,7 @@ def largest(tree) -> float:
     return max(float(np.abs(x).max()) for x in jax.tree.leaves(tree))
 
 
+@pytest.mark.slow
 def test_packing_changes_neither_loss_nor_count_nor_gradients(params):
     group = samples(1)
     together = loss_and_gradient(params, pack([group], PACKED))
@@ -248,6 +249,7 @@ def test_decoding_with_a_cache_is_the_argmax_of_reading_what_it_decoded(params):
     np.testing.assert_array_equal(tokens[0, :3], np.where(ended, END, likeliest))
 
 
+@pytest.mark.slow
 def test_a_tiny_model_learns_its_targets_and_then_says_them():
     group = samples(8)
     batch = pack([group], PACKED)
