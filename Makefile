@@ -3,8 +3,8 @@
 # `make docs` builds the site of guides, results and reference into site/, in .venv-docs.
 # `make test-slow` runs the tests that `make test` leaves out, which take some three seconds or more;
 # `make test-turn` those of them, and of the drills, that CI takes where SINCE, a commit, landed last.
-# `make everything` runs all tests of this Python, hours, and writes docs/results/suite.md; it goes on
-# where it was stopped.
+# `make everything` runs all tests, in hours, and writes docs/results/suite.md; it goes on where it was
+# stopped. `make everything VENV=.venv-3.12 PYTHON=python3.12 JAX=0.11.2` takes another Python and JAX.
 # `make test-optimised` runs a few of parity, packing and sharding on programs as users run them,
 # compiled at XLA's own optimisation level; the other tests do not optimise.
 # `make coverage` runs the tests of `make test` and lists the lines that none of them reaches, worst
@@ -28,9 +28,14 @@
 # use them.
 PYTHON ?= python3
 EXTRAS ?= dev
-BIN := .venv/bin
+VENV ?= .venv
+BIN := $(VENV)/bin
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 PINS := constraints/py$(subst .,,$(VERSION)).txt
+ifdef JAX
+OTHER := $(PINS)
+PINS := $(VENV).pins
+endif
 SMOKE := .venv-smoke-$(VERSION)
 OPTIMISED := $(addprefix tests/, \
   models/pi/test_openpi_parity.py \
@@ -113,11 +118,14 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-install: .venv/installed
-.venv/installed: pyproject.toml $(PINS)
-	$(PYTHON) -m venv .venv
+install: $(VENV)/installed
+$(VENV)/installed: pyproject.toml $(PINS)
+	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c $(PINS) -e '.[$(EXTRAS)]'
 	touch $@
+
+$(VENV).pins: $(OTHER)
+	sed -E 's/^(jax|jaxlib|jax-cuda12-[a-z]+)==.*/\1==$(JAX)/' $< > $@
 
 te: .venv-te/installed
 .venv-te/installed: pyproject.toml $(PINS)

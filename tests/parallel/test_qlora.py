@@ -97,6 +97,7 @@ def alone():
     return run(NF4, ONE)
 
 
+@pytest.mark.slow
 def test_the_loss_falls_while_the_base_stays_in_few_bits_and_has_no_second_copy(alone):
     losses, state, _, _ = alone
     assert losses[-5:].mean() < 0.9 * losses[:5].mean()

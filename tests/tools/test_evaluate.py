@@ -211,6 +211,7 @@ def seeing(checkpoint):
     return checkpoint(0, awake=True)
 
 
+@pytest.mark.slow
 def test_a_policy_acts_under_changes_from_the_starts_of_the_unchanged(
     suites, seeing, tmp_path, monkeypatch, capsys
 ):
@@ -255,6 +256,7 @@ def test_a_policy_acts_under_changes_from_the_starts_of_the_unchanged(
     assert not added, "nothing is acted twice"
 
 
+@pytest.mark.slow
 def test_the_same_noise_disturbs_an_episode_beside_any_others(
     suites, seeing, tmp_path, monkeypatch
 ):

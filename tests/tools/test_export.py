@@ -167,7 +167,12 @@ def test_groot_answers_the_same_outside(to, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("to", "solver"), [("stablehlo", "euler"), ("onnx", "euler"), ("onnx", "ab2")]
+    ("to", "solver"),
+    [
+        ("stablehlo", "euler"),
+        ("onnx", "euler"),
+        pytest.param("onnx", "ab2", marks=pytest.mark.slow),
+    ],
 )
 def test_a_policy_of_ours_answers_the_same_outside(to, solver, tmp_path):
     policy = replace(tiny_policy(), model=Pi(replace(CONFIG, solver=solver)))

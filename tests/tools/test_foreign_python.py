@@ -93,7 +93,14 @@ def texts(value, path=()):
         yield from texts(item, (*path, key))
 
 
-@pytest.mark.parametrize("file", ["_CHECKPOINT_METADATA", "config/data.json", "state/_METADATA"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        pytest.param("_CHECKPOINT_METADATA", marks=pytest.mark.slow),
+        "config/data.json",
+        "state/_METADATA",
+    ],
+)
 def test_a_sealed_checkpoint_that_names_python_imports_none(
     checkpoint, tmp_path, monkeypatch, file
 ):

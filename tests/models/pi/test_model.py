@@ -141,7 +141,7 @@ def test_flow_times_have_the_density_of_beta_1_5_1():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"language": dataclasses.replace(CONFIG.language, depth=2)}, r"depth is 2 .* is 3"),
+        ({"language": dataclasses.replace(CONFIG.language, depth=3)}, r"depth is 3 .* is 2"),
         ({"image_size": 9}, "image_size is 9"),
         ({"vocabulary": 100}, "vocabulary is 100"),
     ],

@@ -122,6 +122,7 @@ def test_a_lane_does_the_same_beside_any_others():
     assert np.array_equal(state.seed, SEEDS[some])
 
 
+@pytest.mark.slow
 def test_step_by_step_is_the_same_as_traced():
     state, stepped = LANES.act_stepwise(params(), begun())
     traced = ACT(params(), begun())

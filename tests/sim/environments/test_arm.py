@@ -185,6 +185,7 @@ def test_joint_control_agrees_with_mujoco_over_two_hundred_steps(arms):
             np.testing.assert_allclose(position[9:], data.qpos[9:], atol=5e-4)  # at rest
 
 
+@pytest.mark.slow
 def test_whatever_joints_are_told_the_arm_keeps_its_limits_and_speeds(arms):
     env = arms["joint"]
     state = env.reset(SEEDS)

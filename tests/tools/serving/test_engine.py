@@ -181,6 +181,7 @@ def test_a_policy_without_its_preparation_is_refused(policy):
         make_engine(replace(policy, processor=None))
 
 
+@pytest.mark.slow
 def test_the_command_serves_a_checkpoint_until_it_is_told_to_stop(policy, tmp_path):
     config = {"model": to_json(policy.model.config)}
     assets = {"processor": to_json(policy.processor)}
@@ -271,6 +272,7 @@ def test_a_client_may_leave_out_a_camera_that_may_be_absent_and_both_are_compile
         np.testing.assert_array_equal(alike[i], expected)
 
 
+@pytest.mark.slow
 def test_every_number_of_cameras_that_a_client_may_send_is_compiled(policy):
     (robot,) = policy.processor.embodiments
     cameras = (*CAMERAS, "observation.images.top")
@@ -303,6 +305,7 @@ def test_an_odd_observation_is_still_one(policy, changed):
     assert request.sample.images[0].shape == (48, 48, 3)
 
 
+@pytest.mark.slow
 def test_anything_is_answered_with_the_smallest_program_until_all_are_there(policy):
     fresh = replace(policy, sizes=(1, 4))
     with make_engine(fresh) as engine, serving(engine) as running:
