@@ -288,6 +288,7 @@ def journalled(suites, checkpoint, tmp_path_factory):
     return config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
@@ -395,6 +396,7 @@ def test_every_policy_sees_pictures_of_its_own_size(suites, checkpoint, tmp_path
     }
 
 
+@pytest.mark.slow
 def test_slots_that_report_in_another_order_give_the_same_report(suites, checkpoint, tmp_path):
     policy = checkpoint(1)
     at = partial(EvaluateConfig, policy, suite=f"{suites}:LATE", euler_steps=2, slots=3)

@@ -248,6 +248,7 @@ def test_a_prompt_with_a_pictures_token_is_refused_outside_too():
         policy.ids("go P", None)
 
 
+@pytest.mark.slow
 def test_a_batch_is_answered_row_by_row_the_same(tmp_path):
     also, policy, folder = needs("onnx"), tiny_policy(), tmp_path / "out"
     write(policy, folder, "onnx", batch=2)

@@ -51,6 +51,7 @@ def runs_python(node):
     return name in _CALLS or not _OPTIONS.isdisjoint(k.arg for k in node.keywords)
 
 
+@pytest.mark.slow
 def test_few_files_can_run_what_they_read():
     """Simulators and peers run in the environments of other packages, and are left out."""
     found = set()

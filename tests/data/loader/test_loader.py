@@ -166,6 +166,7 @@ def test_a_start_at_any_step_gives_the_batches_from_there(start):
         assert_equal(actual, batch)
 
 
+@pytest.mark.slow
 def test_hosts_and_workers_may_change_where_a_run_resumes():
     batches(2, host_index=1, host_count=4, threads=2)
     resumed = make_plan()

@@ -148,6 +148,7 @@ def test_remat_trades_operations_for_memory():
     assert costs[0].flops < costs[2].flops < 4 / 3 * costs[0].flops
 
 
+@pytest.mark.slow
 def test_a_models_own_operations_are_neither_recomputed_nor_those_of_a_kernels_padding():
     """SigLIP's heads of 72, which a GPU's kernel pads to 128, of two pictures in each row."""
     optimizer, rows = OptimizerConfig(), batch(8, PLACES)

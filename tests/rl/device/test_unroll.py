@@ -111,6 +111,7 @@ def test_values_that_follow_are_none_at_the_end_and_the_last_sights_where_time_r
         assert abs(expected - found.drawn.value[t + 1, lane]) > 1e-4, "not the fresh episode's"
 
 
+@pytest.mark.slow
 def test_a_lane_does_the_same_beside_any_others():
     some = [7, 2, 11]
     begin = jax.tree.map(lambda x: x[np.array(some)], begun())

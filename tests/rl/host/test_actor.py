@@ -38,6 +38,7 @@ def assert_same(one, other):
         np.testing.assert_array_equal(x, y)
 
 
+@pytest.mark.slow
 def test_a_requests_answer_is_its_own_to_the_bit_whatever_it_is_asked_with(actor, params):
     asked = requests()
     whole = actor.answer(params, asked)
