@@ -1,7 +1,10 @@
 # Two commands: `make demo` (record, train, evaluate, report) and `make test` (lint, types, tests).
 # `make notebooks` executes the notebooks and writes the files with outputs beside their sources.
 # `make docs` builds the site of guides, results and reference into site/, in .venv-docs.
-# `make test-slow` runs the tests that `make test` leaves out, which take some five seconds or more.
+# `make test-slow` runs the tests that `make test` leaves out, which take some three seconds or more;
+# `make test-turn` those of them, and of the drills, that CI takes where SINCE, a commit, landed last.
+# `make everything` runs all tests, in hours, and writes docs/results/suite.md; it goes on where it was
+# stopped. `make everything VENV=.venv-3.12 PYTHON=python3.12 JAX=0.11.2` takes another Python and JAX.
 # `make test-optimised` runs a few of parity, packing and sharding on programs as users run them,
 # compiled at XLA's own optimisation level; the other tests do not optimise.
 # `make coverage` runs the tests of `make test` and lists the lines that none of them reaches, worst
@@ -28,9 +31,14 @@
 # use them.
 PYTHON ?= python3
 EXTRAS ?= dev
-BIN := .venv/bin
+VENV ?= .venv
+BIN := $(VENV)/bin
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 PINS := constraints/py$(subst .,,$(VERSION)).txt
+ifdef JAX
+OTHER := $(PINS)
+PINS := $(VENV).pins
+endif
 SMOKE := .venv-smoke-$(VERSION)
 OPTIMISED := $(addprefix tests/, \
   models/pi/test_openpi_parity.py \
@@ -45,7 +53,7 @@ SMOKED := tests/test_imports.py tests/data/lerobot/test_dataset.py tests/models/
 
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo notebooks docs test test-slow coverage mutants test-optimised smoke smoke-demo smoke-tests fuzz drill test-h100 gpu gpu-wheels lint install te client metaworld libero gym
+.PHONY: demo notebooks docs test test-slow test-turn everything coverage mutants test-optimised smoke smoke-demo smoke-tests fuzz drill test-h100 gpu gpu-wheels lint install te client metaworld libero gym
 demo: install
 	$(BIN)/python -m tools.demo
 
@@ -61,6 +69,12 @@ test: install lint
 
 test-slow: install
 	$(PYTEST) -m 'slow and not fuzz and not drill'
+
+test-turn: install
+	$(PYTEST) -m 'slow or drill' --since $(SINCE)
+
+everything: install
+	$(BIN)/python -m tests.helpers.everything
 
 coverage: install
 	for bin in $(wildcard .venv .venv-client .venv-metaworld .venv-libero .venv-gym); do \
@@ -117,11 +131,14 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-install: .venv/installed
-.venv/installed: pyproject.toml $(PINS)
-	$(PYTHON) -m venv .venv
+install: $(VENV)/installed
+$(VENV)/installed: pyproject.toml $(PINS)
+	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c $(PINS) -e '.[$(EXTRAS)]'
 	touch $@
+
+$(VENV).pins: $(OTHER)
+	sed -E 's/^(jax|jaxlib|jax-cuda12-[a-z]+)==.*/\1==$(JAX)/' $< > $@
 
 te: .venv-te/installed
 .venv-te/installed: pyproject.toml $(PINS)

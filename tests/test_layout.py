@@ -8,17 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.arrows import ARROWS
+
 ROOT = Path(__file__).parents[1]
-ARROWS = {
-    "models": set(),
-    "data": {"models"},
-    "parallel": {"models"},
-    "sim": {"models"},
-    "rl": {"models", "data", "parallel", "sim"},
-    "tools": {"models", "data", "parallel", "sim", "rl"},
-    "client": set(),
-}
-"""Packages that each package may import, besides itself."""
 ELSEWHERE = ("sim/simulators/", "tools/bench/peers/")
 """Scripts that run in environments of their own."""
 MOST = 17

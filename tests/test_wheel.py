@@ -38,6 +38,7 @@ def test_a_wheel_has_every_module_and_no_other_package(unpacked):
     assert (unpacked / "parallel/planning/targets/h100.textproto").exists()
 
 
+@pytest.mark.slow
 def test_a_wheels_commands_work_outside_the_repository(unpacked, tmp_path):
     script = (
         "import runpy, sys, tools.__main__ as main; "

@@ -12,6 +12,8 @@ from tests.helpers.models.tiny_policy import KEYS, PROMPTS, recorded_groot, seen
 from tools.convert_checkpoint import convert
 from tools.quantize import quantize
 
+pytestmark = pytest.mark.slow
+
 
 def acted(policy, name):
     with np.load(FIXTURES / name / "case.npz") as file:

@@ -56,6 +56,7 @@ def test_groot_gives_the_ports_numbers_from_its_own_inputs(writer, padding, tmp_
         close(loss, case["loss"])
 
 
+@pytest.mark.slow
 def test_lerobots_files_of_the_same_weights_give_the_same_actions(policy, arrays, tmp_path):
     told = lerobot.LerobotConfig(horizon=6, text=200, state_dim=10, cameras=CAMERAS)
     lerobot.export(policy.params, told, tmp_path / "port")

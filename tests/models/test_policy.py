@@ -105,6 +105,7 @@ def test_infer_act_and_requests_of_several_callers_give_the_same_chunks(policy):
     )
 
 
+@pytest.mark.slow
 def test_warming_compiles_all_that_acting_needs(policy):
     fresh, done = replace(policy), []
     fresh.warm(progress=lambda *count: done.append(count))
@@ -119,6 +120,7 @@ def test_warming_compiles_all_that_acting_needs(policy):
         fresh.warm([2, 3])
 
 
+@pytest.mark.slow
 def test_groots_rows_are_padded_and_split_too(tmp_path):
     groot, observation = recorded_groot(tmp_path / "groot")
     count = len(observation["state"])

@@ -52,6 +52,7 @@ def test_a_run_is_judged_by_evaluations_without_a_better_one():
     assert judged([nan, nan]) == "val_loss was not finite in any of 2 evaluations"
 
 
+@pytest.mark.slow
 def test_a_run_stops_early_says_so_and_resumes_to_the_same_end(tmp_path, capsys):
     whole = run(tmp_path / "whole", CONFIG)
     assert (whole.step, whole.finished) == (14, True)

@@ -70,6 +70,7 @@ def test_what_failed_in_the_background_surfaces_at_the_next_save_or_check(writer
     writer.check()
 
 
+@pytest.mark.slow
 def test_a_process_over_its_file_limit_reports_it_and_keeps_what_it_had(tmp_path):
     """The system refuses to write, as it does when the disk is full."""
     program = "import sys; from tests.parallel import test_failed_save as t; t.overrun(sys.argv[1])"
@@ -106,6 +107,7 @@ def overrun(directory):
     print("then saved", checkpoint.newest_good(directory))
 
 
+@pytest.mark.slow
 def test_a_process_whose_checkpoint_folder_is_lost_says_so_and_ends(tmp_path):
     """Orbax's threads would keep it for five minutes."""
     program = "import sys; from tests.parallel import test_failed_save as t; t.lose(sys.argv[1])"

@@ -32,6 +32,7 @@ def averages():
     return np.asarray(exact), np.asarray(decode(nearest)), np.asarray(decode(random))
 
 
+@pytest.mark.slow
 def test_expansion_keeps_what_plain_float8_loses(averages):
     exact = averages[0]
     grouped = exact.reshape(-1, moments.GROUP)

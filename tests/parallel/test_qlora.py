@@ -60,6 +60,7 @@ def of_f32():
     return gradient(adapted(), parameters(adapted()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", get_args(Kind))
 def test_gradients_of_adapters_on_a_rounded_base_are_near_those_on_f32(kind, of_f32):
     rounded = gradient(adapted(), jax.jit(in_f32)(parameters(adapted(kind))))
@@ -97,6 +98,7 @@ def alone():
     return run(NF4, ONE)
 
 
+@pytest.mark.slow
 def test_the_loss_falls_while_the_base_stays_in_few_bits_and_has_no_second_copy(alone):
     losses, state, _, _ = alone
     assert losses[-5:].mean() < 0.9 * losses[:5].mean()
@@ -132,6 +134,7 @@ def test_eight_devices_train_as_one(alone):
     assert jax.tree.structure(abstract) == jax.tree.structure(state)
 
 
+@pytest.mark.slow
 def test_a_run_resumes_exactly_and_its_checkpoint_acts_in_f32(alone, tmp_path):
     _, _, abstract, step = alone
     state, _ = step(begun(NF4, ONE)[0], small_pi.placed(0, ONE), 3)

@@ -170,6 +170,7 @@ def test_cps_keeps_the_mean():
     assert spread(config)[0] == pytest.approx(0.7, abs=0.006)
 
 
+@pytest.mark.slow
 def test_without_width_draws_are_the_plain_samplers_and_have_no_likelihood():
     config = FlowConfig(level=0.0, steps=4)
     drawn = drawn_by(config)
@@ -311,6 +312,7 @@ def test_the_gradient_of_a_likelihood_is_its_slope():
     assert found == pytest.approx(slope, rel=0.02)
 
 
+@pytest.mark.slow
 def test_the_values_gradient_reaches_its_head_alone_and_entropys_the_noise_head():
     config = FlowConfig(noise="learned")
     drawn, params = drawn_by(config), parameters(config)

@@ -113,6 +113,7 @@ def test_experts_do_alike_in_any_slots():
     assert list(evaluate_expert(lanes(9), STARTS).episodes) == alone
 
 
+@pytest.mark.slow
 def test_on_the_tabletop_a_batch_equals_its_episodes_alone(envs):
     env, seeds = envs["reach"], range(1_000_000_000, 1_000_000_005)
     some = [Start(env.name, seed) for seed in seeds]

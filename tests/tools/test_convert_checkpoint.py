@@ -97,6 +97,7 @@ def test_a_checkpoint_of_other_sizes_than_the_model_is_refused():
         begin_from(FIXTURES / "pi05", other, like_model(other), 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [adapted(PI0, 5.0, "language", "expert"), adapted(FAST, 5.0, "language")],
@@ -167,6 +168,7 @@ def _same_to_the_dtype(found, wanted):
     np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.slow
 def test_the_robot_that_is_chosen_acts_from_what_is_written(tmp_path):
     others = tuple(replace(ARM, name=name) for name in "ABC")
     processor = replace(PROCESSOR, embodiments=others)

@@ -63,6 +63,7 @@ def test_statistics_are_shown_and_written(dataset, tmp_path, capsys):
     assert len(json.loads((tmp_path / "stats.json").read_text())["action"]["q99"]) == 3
 
 
+@pytest.mark.slow
 def test_two_datasets_are_compared_at_the_command_line(dataset, tmp_path, capsys):
     other = write(tmp_path / "other", [make_episode(number, 6) for number in range(2)])
     diff_command(str(dataset), str(other), tmp_path / "diff.json")

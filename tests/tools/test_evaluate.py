@@ -211,6 +211,7 @@ def seeing(checkpoint):
     return checkpoint(0, awake=True)
 
 
+@pytest.mark.slow
 def test_a_policy_acts_under_changes_from_the_starts_of_the_unchanged(
     suites, seeing, tmp_path, monkeypatch, capsys
 ):
@@ -255,6 +256,7 @@ def test_a_policy_acts_under_changes_from_the_starts_of_the_unchanged(
     assert not added, "nothing is acted twice"
 
 
+@pytest.mark.slow
 def test_the_same_noise_disturbs_an_episode_beside_any_others(
     suites, seeing, tmp_path, monkeypatch
 ):
@@ -286,6 +288,7 @@ def journalled(suites, checkpoint, tmp_path_factory):
     return config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
@@ -393,6 +396,7 @@ def test_every_policy_sees_pictures_of_its_own_size(suites, checkpoint, tmp_path
     }
 
 
+@pytest.mark.slow
 def test_slots_that_report_in_another_order_give_the_same_report(suites, checkpoint, tmp_path):
     policy = checkpoint(1)
     at = partial(EvaluateConfig, policy, suite=f"{suites}:LATE", euler_steps=2, slots=3)

@@ -167,7 +167,12 @@ def test_groot_answers_the_same_outside(to, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("to", "solver"), [("stablehlo", "euler"), ("onnx", "euler"), ("onnx", "ab2")]
+    ("to", "solver"),
+    [
+        ("stablehlo", "euler"),
+        ("onnx", "euler"),
+        pytest.param("onnx", "ab2", marks=pytest.mark.slow),
+    ],
 )
 def test_a_policy_of_ours_answers_the_same_outside(to, solver, tmp_path):
     policy = replace(tiny_policy(), model=Pi(replace(CONFIG, solver=solver)))
@@ -243,6 +248,7 @@ def test_a_prompt_with_a_pictures_token_is_refused_outside_too():
         policy.ids("go P", None)
 
 
+@pytest.mark.slow
 def test_a_batch_is_answered_row_by_row_the_same(tmp_path):
     also, policy, folder = needs("onnx"), tiny_policy(), tmp_path / "out"
     write(policy, folder, "onnx", batch=2)

@@ -51,6 +51,7 @@ def runs_python(node):
     return name in _CALLS or not _OPTIONS.isdisjoint(k.arg for k in node.keywords)
 
 
+@pytest.mark.slow
 def test_few_files_can_run_what_they_read():
     """Simulators and peers run in the environments of other packages, and are left out."""
     found = set()
@@ -93,7 +94,14 @@ def texts(value, path=()):
         yield from texts(item, (*path, key))
 
 
-@pytest.mark.parametrize("file", ["_CHECKPOINT_METADATA", "config/data.json", "state/_METADATA"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        pytest.param("_CHECKPOINT_METADATA", marks=pytest.mark.slow),
+        "config/data.json",
+        "state/_METADATA",
+    ],
+)
 def test_a_sealed_checkpoint_that_names_python_imports_none(
     checkpoint, tmp_path, monkeypatch, file
 ):

@@ -162,6 +162,7 @@ def test_a_command_ends_with_a_harmless_sentence(tmp_path, typed):
     assert status == harmless(status)
 
 
+@pytest.mark.slow
 def test_a_plan_is_titled_by_its_preset_as_it_is_written(tmp_path, typed):
     file = tmp_path / FOLDER / "mine.py"
     file.parent.mkdir(parents=True)

@@ -88,6 +88,7 @@ def test_the_state_of_pi05_is_four_f32_copies_split_by_fsdp(task, profiles):
     assert memory[64] == pytest.approx(memory[1] / 64, rel=0.06)  # biases are whole
 
 
+@pytest.mark.slow
 def test_more_of_anything_that_helps_is_never_slower(task, profiles):
     def step(cluster=H100, **changes):
         mesh = changes.pop("mesh", (128, 8, 1, 1, 1))
@@ -102,6 +103,7 @@ def test_more_of_anything_that_helps_is_never_slower(task, profiles):
     assert step() < step(replace(H100, jitter=0.1))
 
 
+@pytest.mark.slow
 def test_few_tokens_on_a_slow_network_expose_what_many_hide(task, profiles):
     slow = replace(H100, across=replace(H100.across, bandwidth=5e9))
     choice = Choice((1, 1024, 1, 1, 1))
@@ -158,6 +160,7 @@ def test_what_is_refused_at_the_end_is_refused_at_the_start(tmp_path):
         main(run, machines, scaling=tmp_path / "scaling.svg", as_json=True)
 
 
+@pytest.mark.slow
 def test_a_program_is_read_by_the_order_of_its_own_devices(monkeypatch):
     """That of a mesh with stages is another than the plan's (`parallel.mesh.make_mesh`)."""
     mesh, told = {"stage": 2, "data": 1, "fsdp": 1, "context": 1, "tensor": 1}, []
@@ -226,6 +229,7 @@ def test_a_program_as_slow_as_predicted_has_the_predicted_step(found):
     assert whole_step((best.step - beside) / 2, best)["mfu"] > 1.9 * best.mfu
 
 
+@pytest.mark.slow
 def test_the_curve_bends_down_with_devices(task, profiles, tmp_path):
     points = curve(task, H100, (8, 1024, 10_240), Recovery(), ("full",), ("bf16",), profiles)
     assert points[0].efficiency == 1

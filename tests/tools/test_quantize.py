@@ -65,6 +65,7 @@ def test_quantised_kernels_are_spread_as_the_kernels_they_were():
     assert kernel.scale.dtype == jnp.float32
 
 
+@pytest.mark.slow
 def test_activations_may_be_rounded_too_of_kernels_in_float8_alone():
     policy = load_policy(FIXTURES / "pi05", **TOLD["pi05"])
     batch = random_batch(policy.model.config, rows=1, samples=1)

@@ -69,6 +69,7 @@ def rows(out):
     return [row for row in read_metrics(out) if "loss" in row]
 
 
+@pytest.mark.slow
 def test_runs_are_compared_in_one_figure(finished, tmp_path):
     tyro.cli(rl_curves.main, args=[str(finished), "--out", str(tmp_path / "c.svg")])
     drawn = (tmp_path / "c.svg").read_text()
@@ -113,6 +114,7 @@ def test_held_out_starts_are_never_learnt_from(finished):
     assert evaluated == {500, 501}
 
 
+@pytest.mark.slow
 def test_without_staleness_one_slot_learns_what_a_synchronous_learner_does(finished, checkpoint):
     """Bit for bit: whole episodes one after the other, then one update of all of them."""
     slots = open_slots(("points",), 1, 32)
@@ -289,6 +291,7 @@ def evolved(checkpoint, tmp_path_factory):
     return out, ended, opened
 
 
+@pytest.mark.slow
 def test_a_population_shares_one_set_of_simulators_and_leaves_its_best_member(evolved, checkpoint):
     out, ended, opened = evolved
     assert ended.finished
@@ -327,6 +330,7 @@ def test_a_population_killed_in_a_turn_goes_on_to_the_same_members(evolved, chec
         assert jax.tree.all(jax.tree.map(np.array_equal, *both))
 
 
+@pytest.mark.slow
 def test_a_population_goes_on_with_its_members_config_where_its_own_was_cut(
     evolved, checkpoint, tmp_path
 ):

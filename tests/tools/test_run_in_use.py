@@ -74,6 +74,7 @@ def test_the_command_line_says_so_in_a_sentence_and_leaves_with_code_2(
     assert said.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_demo_that_begins_again_keeps_its_lock(tmp_path, monkeypatch):
     (tmp_path / "demo.json").touch()
     (tmp_path / "dataset").mkdir()

@@ -88,6 +88,7 @@ def test_eight_devices_give_the_losses_of_one(finished, dataset, tmp_path):
     assert all(0 <= value < 0.5 for value in found)
 
 
+@pytest.mark.slow
 def test_a_policy_is_rebuilt_from_its_checkpoint_alone(finished, tmp_path):
     moved = tmp_path / "elsewhere"
     shutil.copytree(finished / "checkpoints" / "8", moved / "8")

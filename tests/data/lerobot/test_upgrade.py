@@ -257,6 +257,7 @@ def test_what_needs_no_upgrade_or_is_in_the_way_is_said(old, recorded, tmp_path)
         upgrade(old, old)
 
 
+@pytest.mark.slow
 def test_a_real_dataset_upgrades_bit_for_bit(metaworld, tmp_path):
     old = open_dataset(SHARED / "data/metaworld_v21")
     new = upgrade(old.root, tmp_path / "new")

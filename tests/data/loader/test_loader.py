@@ -124,12 +124,16 @@ def test_hosts_shares_put_together_are_the_batch_of_one(hosts):
         assert_equal(together, expected()[step])
 
 
-@pytest.mark.parametrize("options", [{"threads": 0}, {"threads": 3}, {"workers": 2}])
+@pytest.mark.parametrize(
+    "options",
+    [{"threads": 0}, {"threads": 3}, pytest.param({"workers": 2}, marks=pytest.mark.slow)],
+)
 def test_batches_do_not_depend_on_workers_or_threads(options):
     for actual, batch in zip(batches(**options), expected(), strict=True):
         assert_equal(actual, batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"host_count": 1, "workers": 2}, {"host_count": 4}])
 def test_weighted_batches_depend_on_neither_hosts_nor_workers_nor_where_they_begin(options):
     rng = np.random.default_rng(0)
@@ -162,6 +166,7 @@ def test_a_start_at_any_step_gives_the_batches_from_there(start):
         assert_equal(actual, batch)
 
 
+@pytest.mark.slow
 def test_hosts_and_workers_may_change_where_a_run_resumes():
     batches(2, host_index=1, host_count=4, threads=2)
     resumed = make_plan()
@@ -172,6 +177,7 @@ def test_hosts_and_workers_may_change_where_a_run_resumes():
         assert_equal(together, expected()[2 + step])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"threads": 2}, {"workers": 1}])
 def test_batches_that_are_kept_never_change(options):
     with Loader(FEEDS, PROCESSOR, PLAN, **options) as loader:

@@ -81,7 +81,10 @@ def test_a_shard_that_fails_twice_is_read_at_the_third_try(waits, caplog, fails)
     assert caplog.text.count(f"{SHARD}, record 7: cannot be read") == 2
 
 
-@pytest.mark.parametrize("options", [{"threads": 0}, {"threads": 2}, {"workers": 1}])
+@pytest.mark.parametrize(
+    "options",
+    [{"threads": 0}, {"threads": 2}, pytest.param({"workers": 1}, marks=pytest.mark.slow)],
+)
 def test_a_shard_that_stays_unreadable_ends_the_run_by_its_name(options):
     with (
         Loader(failing(times=10**6), PROCESSOR, PLAN, retry_seconds=0, **options) as loader,

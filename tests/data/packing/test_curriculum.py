@@ -90,6 +90,7 @@ def test_before_the_first_change_the_plan_is_that_of_constant_weights():
     assert plan(((0, 1.0), (50, 1.0)), 0.7).rows(70) == constant.rows(70)
 
 
+@pytest.mark.slow
 def test_any_step_is_reached_without_those_before_on_any_number_of_hosts():
     options = (FADING, RISING, 0.7)
     ordered = [plan(*options).rows(step) for step in range(0, 100, 9)]

@@ -97,6 +97,7 @@ def test_samples_of_one_cost_are_drawn_as_expected_rounded_over_2_to_the_k_epoch
         assert np.all((counts == np.floor(expected)) | (counts == np.ceil(expected)))
 
 
+@pytest.mark.slow
 def test_over_seeds_even_a_few_draws_come_as_the_weights_say():
     """Chances are those of the weights, whatever the grid: five standard errors at most."""
     runs = Runs(np.arange(40), *np.zeros((1, 40), np.int64), np.ones(40, int), np.zeros(40, int))

@@ -76,6 +76,7 @@ def check(judges: Judges, subject: Path, seeds: range) -> None:
     assert not bad, "\n".join(map(str, bad))
 
 
+@pytest.mark.slow
 def test_a_damaged_dataset_gives_an_error_or_the_right_data(judges: Judges, subject: Path) -> None:
     check(judges, subject, range(FEW))
 

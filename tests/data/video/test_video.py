@@ -80,6 +80,7 @@ for made in (Path(sys.argv[1]).read_bytes(), *shown):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only glibc fills memory that is given back")
 def test_bytes_do_not_depend_on_what_was_in_memory(tmp_path):
     def made(filling):

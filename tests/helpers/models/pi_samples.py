@@ -1,28 +1,14 @@
 """A tiny π0.5 and samples for it."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 
 from models import Sample
-from models.layers.gemma import GemmaConfig
-from models.layers.layers import Compute
-from models.layers.siglip import SiglipConfig
-from models.pi.model import PiConfig
+from tests.helpers.models.pi_sizes import TINY
 
-CONFIG = PiConfig(
-    vision=SiglipConfig(width=16, depth=1, hidden=24, heads=2, patch=4),
-    language=GemmaConfig(width=16, depth=3, hidden=24, heads=2, kv_heads=1, head_dim=8),
-    expert=GemmaConfig(width=12, depth=3, hidden=16, heads=2, kv_heads=1, head_dim=8),
-    image_size=8,
-    vocabulary=260,
-    state_dim=5,
-    action_dim=6,
-    horizon=4,
-    state_input="token",
-    film=True,
-    chunks=2,
-    compute=Compute(dtype="float32"),
-)
+CONFIG = replace(TINY, state_dim=5, action_dim=6, horizon=4, film=True, chunks=2)
 
 
 KEY = jax.random.key(7)

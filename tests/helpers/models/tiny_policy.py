@@ -7,26 +7,12 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from models import Embodiment, Normalizer, Pi, PiConfig, Policy, Processor
-from models.layers.gemma import GemmaConfig
-from models.layers.layers import Compute
-from models.layers.siglip import SiglipConfig
+from models import Embodiment, Normalizer, Pi, Policy, Processor
 from models.load import load_policy
+from tests.helpers.models.pi_sizes import TINY
 
 GROOT = Path(__file__).parents[2] / "fixtures" / "groot"
-CONFIG = PiConfig(
-    vision=SiglipConfig(width=16, depth=1, hidden=24, heads=2, patch=4),
-    language=GemmaConfig(width=16, depth=2, hidden=24, heads=2, kv_heads=1, head_dim=8),
-    expert=GemmaConfig(width=12, depth=2, hidden=16, heads=2, kv_heads=1, head_dim=8),
-    image_size=8,
-    vocabulary=320,
-    state_dim=3,
-    action_dim=4,
-    horizon=6,
-    state_input="token",
-    steps=2,
-    compute=Compute(dtype="float32"),
-)
+CONFIG = TINY
 ARM = Embodiment(
     "arm", ("front",), Normalizer((0.0,) * 3, (1.0,) * 3), Normalizer((0.5, -1.0), (2.0, 0.5))
 )

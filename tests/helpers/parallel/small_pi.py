@@ -10,26 +10,13 @@ from jax.sharding import Mesh
 
 from models.inputs.packed_batch import PackedBatch, Sample, pack
 from models.layers.fp8 import is_history
-from models.layers.gemma import GemmaConfig
-from models.layers.layers import Compute
-from models.layers.siglip import SiglipConfig
 from models.pi.model import SHARDING_RULES, Pi, PiConfig
 from parallel.hosts.distributed import put_batch, row_share
 from parallel.optimizer import OptimizerConfig
 from parallel.step import TrainState, abstract_state, make_train_step, state_from
+from tests.helpers.models.pi_sizes import SPLIT
 
-CONFIG = PiConfig(
-    vision=SiglipConfig(width=32, depth=1, hidden=64, heads=4, patch=4),
-    language=GemmaConfig(32, depth=4, hidden=64, heads=4, kv_heads=1, head_dim=8, remat="full"),
-    expert=GemmaConfig(32, depth=4, hidden=64, heads=4, kv_heads=1, head_dim=8, remat="full"),
-    image_size=8,
-    vocabulary=264,
-    state_dim=8,
-    action_dim=8,
-    horizon=4,
-    state_input="token",
-    compute=Compute(dtype="float32"),
-)
+CONFIG = SPLIT
 LAYOUT = CONFIG.layout(prefix=32, samples=3, images=4)
 OPTIMIZER = OptimizerConfig(learning_rate=1e-3, warmup_steps=2, decay_steps=40, ema_decay=0.9)
 ROWS = 16

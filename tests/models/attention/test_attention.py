@@ -316,6 +316,7 @@ def test_a_named_row_that_cannot_serve_says_why_instead_of_another_running():
         attend(*case(0), implementation="flash3")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("implementation", "queries", "heads", "groups", "head_dim", "causal"),
     [
@@ -412,6 +413,7 @@ def test_a_pictures_attention_is_jaxs_own_by_our_kernel_too(monkeypatch, sizes):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_pictures_logits_are_not_in_an_h100s_memory(monkeypatch):
     pytest.importorskip("jax_cuda12_plugin", reason="pip install -e '.[plan]'")
     deviceless = pytest.importorskip("parallel.planning.deviceless")

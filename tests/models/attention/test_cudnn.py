@@ -228,6 +228,7 @@ def test_the_call_is_the_one_that_jax_makes_for_packed_rows(monkeypatch):
         assert len(types) == 2 * (14 if name.endswith("Backward") else 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("queries", "groups"), [(1032, 1), (400, 8)])
 def test_it_compiles_for_an_h100_without_one(queries, groups):
     pytest.importorskip("jax_cuda12_plugin", reason="pip install -e '.[plan]'")

@@ -74,9 +74,9 @@ FEW = [(1, 8), (3, 20), (9, 5), (0, 3)]
     [
         (RUNS, None, 1, 1, 64, False),
         (RUNS, None, 2, 1, 64, True),
-        (TWICE, FEW, 4, 2, 128, False),
-        (TWICE, [(1, 40), (2, 50)], 2, 2, 192, True),
-        (RUNS, FEW, 8, 1, 256, False),
+        pytest.param(TWICE, FEW, 4, 2, 128, False, marks=pytest.mark.slow),
+        pytest.param(TWICE, [(1, 40), (2, 50)], 2, 2, 192, True, marks=pytest.mark.slow),
+        pytest.param(RUNS, FEW, 8, 1, 256, False, marks=pytest.mark.slow),
     ],
 )
 def test_output_log_sum_exp_and_gradients_are_those_of_dense(
@@ -88,6 +88,7 @@ def test_output_log_sum_exp_and_gradients_are_those_of_dense(
     assert_near(wanted, [np.asarray(x) for x in all_of(q, k, *rest, **options)], 1e-5)
 
 
+@pytest.mark.slow
 def test_the_error_in_bfloat16_is_that_of_dense():
     q, k, v, *segments = case(RUNS, None, 2, 1, 64)
     mix = mixture(q).astype(np.float32)
@@ -119,6 +120,7 @@ def test_queries_without_keys_get_zero_and_no_log_sum_exp():
     np.testing.assert_array_equal(lse, np.float32(MASKED))
 
 
+@pytest.mark.slow
 def test_merged_parts_equal_attention_over_all_keys():
     q, k, v, q_segment, kv_segment = case(TWICE)
     first, second = slice(0, 70), slice(70, None)

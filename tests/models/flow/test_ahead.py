@@ -15,6 +15,8 @@ from parallel.planning.random_batch import random_batch
 from tests.helpers.models.openpi_numbers import FIXTURES, TOLD, close
 from tests.helpers.models.tiny_policy import recorded_groot
 
+pytestmark = pytest.mark.slow
+
 STEPS = 5
 
 

@@ -164,6 +164,7 @@ def test_a_chunk_is_drawn_by_its_own_guidance_alone():
     assert np.abs(whole[0] - changed[0]).max() > 0.1
 
 
+@pytest.mark.slow
 def test_a_policy_continues_each_robots_own_chunk(policy):
     plain = policy.infer(openpi(4), keys=KEYS[:4])["actions"]
     last = policy.infer(openpi(4), keys=KEYS[1:5])["actions"]
@@ -215,6 +216,7 @@ def test_warming_compiles_what_chunking_needs(policy):
     assert programs(fresh) == 2
 
 
+@pytest.mark.slow
 def test_groot_continues_in_its_own_units(tmp_path):
     groot, observation = recorded_groot(tmp_path / "groot")
     plain = groot.infer(observation)["actions"]

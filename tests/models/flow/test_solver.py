@@ -135,6 +135,7 @@ def test_a_solver_that_there_is_not_is_refused():
         Pi0FastConfig().changed(solver="ab2")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_carries_its_solver_and_loading_may_choose_another(tmp_path):
     policy = tiny_policy()
     chosen = replace(CONFIG, steps=3, solver="ab2")

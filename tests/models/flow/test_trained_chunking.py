@@ -115,6 +115,7 @@ def test_given_steps_get_no_gradient(params, monkeypatch):
     np.testing.assert_array_equal(np.abs(gradient).max(-1) > 0, used)
 
 
+@pytest.mark.slow
 def test_packing_changes_neither_the_loss_nor_the_gradients(params):
     group = samples(1)
     alone = [loss_and_gradient(params, pack([[s]], PACKED)) for s in group]
@@ -138,6 +139,7 @@ def test_steps_of_one_flow_time_are_the_chunk_that_it_is_today(params, time):
     assert (np.abs(later - whole).max((2, 4))[real] > 1e-4).all()  # steps see each other
 
 
+@pytest.mark.slow
 def test_a_model_trained_without_delays_is_todays_to_the_bit(params, monkeypatch):
     """The option costs nothing where it is 0, and a delay of 0 is no other loss."""
     batch = pack([samples(7)], PACKED)
@@ -256,6 +258,7 @@ def test_more_committed_than_was_trained_is_refused(policies):
         policies[1].infer(openpi(1), previous=[np.zeros((6, 2))], committed=5)
 
 
+@pytest.mark.slow
 def test_a_family_without_the_option_says_so(tmp_path):
     groot, observation = recorded_groot(tmp_path / "groot")
     with pytest.raises(ValueError, match="family 'groot' have no `rtc_max_delay`"):

@@ -64,6 +64,7 @@ def test_the_config_differs_from_lerobots_in_nothing_that_it_tells(written):
     assert ours == {name: theirs[name] for name in ours}
 
 
+@pytest.mark.slow
 def test_what_was_written_acts_as_before_when_it_is_read_again(policy, written, tmp_path):
     folder = lerobots_folder(tmp_path / "again")
     sizes = json.loads((folder / "config.json").read_text())

@@ -128,7 +128,7 @@ def assert_gradient_is_the_ports(gradient, recorded) -> None:
             assert_near(theirs[key.removeprefix("gradient/")], recorded[key], 1e-4)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [pytest.param("unpadded", marks=pytest.mark.slow), *NAMES[1:]])
 def test_released_padding_gives_the_ports_features_loss_gradients_and_actions(params, name):
     recorded = case(name)
     batch = batch_of(recorded, "released")
@@ -198,7 +198,7 @@ def alone(params):
     return found
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [pytest.param("unpadded", marks=pytest.mark.slow), *NAMES[1:]])
 def test_masked_padding_gives_each_sample_what_the_port_gives_it_alone(params, alone, name):
     recorded, (features, error, gradient, actions) = case(name), alone[name]
     valid = recorded["attention_mask"] == 1
@@ -253,7 +253,7 @@ def test_packed_samples_have_the_errors_gradients_and_actions_they_have_alone(
             assert_near(ours, flat[path], 1e-5)
 
 
-@pytest.mark.parametrize("rows", [(3,), (4, 1)])
+@pytest.mark.parametrize("rows", [(3,), pytest.param((4, 1), marks=pytest.mark.slow)])
 def test_robots_use_the_rows_they_were_given_and_train_no_others(params, packed, rows):
     robot = np.arange(packed.embodiment.size).reshape(packed.embodiment.shape) % len(rows)
     robots = dataclasses.replace(packed, embodiment=robot)

@@ -45,6 +45,7 @@ def row_by_row(w: np.ndarray, moments: np.ndarray, scales: np.ndarray, kind: Kin
     return w
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_make_up_for_each_other_as_the_paper_says(kind):
     rng = np.random.default_rng(1)

@@ -221,6 +221,7 @@ def test_quantised_kernels_multiply_as_their_rounded_matrices():
     assert relative_error(dense(x), expected) < 1e-6
 
 
+@pytest.mark.slow
 def test_quantising_the_language_model_leaves_every_other_leaf_alone():
     params = jax.jit(Pi(CONFIG).init)(KEY)
     served = jax.tree_util.tree_leaves_with_path(quantize(params, LANGUAGE))

@@ -10,6 +10,8 @@ from flax import nnx
 from models.layers.gemma import GemmaConfig, Prefix
 from models.layers.layers import Compute, Remat
 
+pytestmark = pytest.mark.slow
+
 POLICIES = get_args(Remat)
 ROWS, PLACES = 2, 256
 QUICK = {"xla_backend_optimization_level": 0}

@@ -63,6 +63,7 @@ def test_padding_changes_nothing(params):
     assert_close(tight, loss_and_gradient(params, pack([group, []], wide)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["blocked", "cudnn"])
 def test_attention_of_other_kernels_gives_the_loss_and_gradients_of_dense(
     params, monkeypatch, attention
@@ -140,7 +141,7 @@ def test_flow_times_have_the_density_of_beta_1_5_1():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"language": dataclasses.replace(CONFIG.language, depth=2)}, r"depth is 2 .* is 3"),
+        ({"language": dataclasses.replace(CONFIG.language, depth=3)}, r"depth is 3 .* is 2"),
         ({"image_size": 9}, "image_size is 9"),
         ({"vocabulary": 100}, "vocabulary is 100"),
     ],

@@ -28,7 +28,16 @@ PIS = {
 }
 
 
-@pytest.fixture(params=[*PIS, "groot"])
+@pytest.fixture(
+    params=[
+        "token",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in (*PIS, "groot")
+            if name != "token"
+        ),
+    ]
+)
 def case(request, tmp_path):
     """A model, parameters and a batch."""
     if request.param == "groot":

@@ -17,7 +17,7 @@ from models.layers.layers import Lora
 from models.pi import lora, openpi
 from tests.helpers.models.openpi_numbers import FIXTURES, TOLD, close, observation
 
-NAMES = ("pi05", "pi0", "pi0_lora")
+NAMES = ("pi05", "pi0", pytest.param("pi0_lora", marks=pytest.mark.slow))
 ROUNDED = (
     "PaliGemma/llm/layers/attn/q_einsum_1/w",
     "PaliGemma/llm/layers/attn/q_einsum_1/lora_a",
@@ -99,6 +99,7 @@ def test_losses_are_openpis(case):
     close(loss, arrays["loss"])
 
 
+@pytest.mark.slow
 def test_sampled_actions_are_openpis(case):
     _, arrays, policy = case
     actions = policy.infer(observation(arrays), noise=arrays["sample_noise"])["actions"]
@@ -119,6 +120,7 @@ def test_packed_rows_give_openpis_losses_and_every_gradient(case):
         close_or_none(found[path], g, 2e-4 if path in rounded else 1e-4)
 
 
+@pytest.mark.slow
 def test_every_gradient_of_the_adapters_case_is_openpis_in_f64():
     """Ours in f32, openpi's own code in f64 (`exact.npz`), at times that f32 embeds exactly enough:
     `make_exact.py` says why."""
@@ -135,6 +137,7 @@ def test_every_gradient_of_the_adapters_case_is_openpis_in_f64():
         close_or_none(found[path], g)
 
 
+@pytest.mark.slow
 def test_merged_adapters_compute_the_same():
     policy = load_policy(FIXTURES / "pi0_lora", **TOLD["pi0_lora"])
     with np.load(FIXTURES / "pi0_lora" / "case.npz") as file:

@@ -17,21 +17,13 @@ from models.inputs.fast import Fast
 from models.inputs.packed_batch import ACTION_TOKENS, SUBTASK
 from models.inputs.tokenizer import BOS, SentencePiece, Tokenizer
 from models.inputs.tokenizer import PAD as END
-from models.layers.gemma import GemmaConfig
-from models.layers.layers import Compute
-from models.layers.siglip import SiglipConfig
-from models.pi.model import Pi, PiConfig
+from models.pi.model import Pi
 from models.pi.targets import negative_log_likelihood
+from tests.helpers.models.pi_sizes import TINY
 from tests.helpers.models.random_parameters import random_parameters
 
-CONFIG = PiConfig(
-    vision=SiglipConfig(width=8, depth=1, hidden=12, heads=2, patch=4),
-    language=GemmaConfig(width=16, depth=2, hidden=24, heads=2, kv_heads=1, head_dim=8),
-    expert=GemmaConfig(width=12, depth=2, hidden=16, heads=2, kv_heads=1, head_dim=8),
-    image_size=8,
-    vocabulary=300,
-    state_dim=3,
-    action_dim=4,
+CONFIG = dataclasses.replace(
+    TINY,
     horizon=3,
     state_input="suffix",
     time="input",
@@ -39,7 +31,6 @@ CONFIG = PiConfig(
     text_loss=0.5,
     action_token_loss=2.0,
     targets=12,
-    compute=Compute(dtype="float32"),
 )
 MODEL = Pi(CONFIG)
 KEY = jax.random.key(7)
@@ -105,6 +96,7 @@ def largest(tree) -> float:
     return max(float(np.abs(x).max()) for x in jax.tree.leaves(tree))
 
 
+@pytest.mark.slow
 def test_packing_changes_neither_loss_nor_count_nor_gradients(params):
     group = samples(1)
     together = loss_and_gradient(params, pack([group], PACKED))
@@ -248,6 +240,7 @@ def test_decoding_with_a_cache_is_the_argmax_of_reading_what_it_decoded(params):
     np.testing.assert_array_equal(tokens[0, :3], np.where(ended, END, likeliest))
 
 
+@pytest.mark.slow
 def test_a_tiny_model_learns_its_targets_and_then_says_them():
     group = samples(8)
     batch = pack([group], PACKED)

@@ -139,6 +139,7 @@ def test_pi05_costs_six_operations_per_parameter_and_place():
     assert 1.0 < (many.flops - few.flops) / by_hand < 1.06
 
 
+@pytest.mark.slow
 def test_remat_trades_operations_for_memory():
     costs = [
         gradient_work(with_remat(PI05.model, r), 8, PLACES)[0] for r in ("none", "dots", "full")
@@ -147,6 +148,7 @@ def test_remat_trades_operations_for_memory():
     assert costs[0].flops < costs[2].flops < 4 / 3 * costs[0].flops
 
 
+@pytest.mark.slow
 def test_a_models_own_operations_are_neither_recomputed_nor_those_of_a_kernels_padding():
     """SigLIP's heads of 72, which a GPU's kernel pads to 128, of two pictures in each row."""
     optimizer, rows = OptimizerConfig(), batch(8, PLACES)
@@ -164,6 +166,7 @@ def test_work_needs_no_arrays():
     assert np.isfinite(found.peak)
 
 
+@pytest.mark.slow
 def test_rows_cost_alike():
     one, four = (gradient_work(TINY.model, n, SMALL)[0].flops for n in (1, 4))
     assert four == pytest.approx(4 * one, rel=0.02)

@@ -91,6 +91,7 @@ def test_a_folder_that_nothing_came_of_is_removed_and_one_with_something_stays(t
     assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["config.json"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("child", ["fork", "exec"])
 def test_a_killed_runs_folder_is_free_at_once_though_its_child_lives_on(child, tmp_path, capsys):
     process, word, pid = holder(tmp_path, child)
@@ -228,6 +229,7 @@ def test_a_lock_file_that_is_a_link_is_refused_and_what_it_names_is_left(tmp_pat
     assert not (tmp_path / "nothing").exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk_refuses_in_a_sentence_and_leaves_no_lock(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -22,6 +22,8 @@ from tests.helpers.models.tiny_policy import tiny_policy
 from tests.helpers.rl.point import Point
 from tests.helpers.sim.point_world import PointWorld
 
+pytestmark = pytest.mark.slow
+
 POINT = Suite(
     "point",
     ("point",),

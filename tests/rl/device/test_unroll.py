@@ -111,6 +111,7 @@ def test_values_that_follow_are_none_at_the_end_and_the_last_sights_where_time_r
         assert abs(expected - found.drawn.value[t + 1, lane]) > 1e-4, "not the fresh episode's"
 
 
+@pytest.mark.slow
 def test_a_lane_does_the_same_beside_any_others():
     some = [7, 2, 11]
     begin = jax.tree.map(lambda x: x[np.array(some)], begun())
@@ -122,6 +123,7 @@ def test_a_lane_does_the_same_beside_any_others():
     assert np.array_equal(state.seed, SEEDS[some])
 
 
+@pytest.mark.slow
 def test_step_by_step_is_the_same_as_traced():
     state, stepped = LANES.act_stepwise(params(), begun())
     traced = ACT(params(), begun())

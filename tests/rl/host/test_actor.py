@@ -38,6 +38,7 @@ def assert_same(one, other):
         np.testing.assert_array_equal(x, y)
 
 
+@pytest.mark.slow
 def test_a_requests_answer_is_its_own_to_the_bit_whatever_it_is_asked_with(actor, params):
     asked = requests()
     whole = actor.answer(params, asked)
@@ -78,6 +79,7 @@ def test_the_values_of_observations_are_those_recorded_with_their_chunks(actor, 
     np.testing.assert_allclose(actor.values(moved, asked), recorded, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_warm_actor_compiles_nothing_more(params):
     fresh, done = FlowActor(replace(ROBOT, policy=POLICY.varied()), FlowConfig(steps=2)), []
     fresh.warm(params, text=40, progress=lambda *count: done.append(count))

@@ -226,6 +226,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_process_whose_simulators_hang(tmp_path):
     script = [sys.executable, "-c", INTERRUPTED, str(tmp_path)]
     with subprocess.Popen(script, stdout=subprocess.PIPE, text=True) as process:

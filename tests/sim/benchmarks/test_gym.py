@@ -36,6 +36,7 @@ def acted(slots: Slots, start: Start, actions: np.ndarray, film: bool = False) -
     return outcomes
 
 
+@pytest.mark.slow
 def test_what_gymnasium_ships_is_seen_as_drawn_and_acted_in_its_units(python):
     pendulum = load_suite("gym:Pendulum-v1")
     assert pendulum.tasks == ("Pendulum-v1",)

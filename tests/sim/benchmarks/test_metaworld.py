@@ -121,6 +121,7 @@ def test_the_first_picture_shows_this_episodes_goal(slots):
     assert not np.array_equal(first.observation.images, other.observation.images)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("python")
 def test_goals_are_larger_in_both_cameras_of_mt10_than_in_the_corner():
     def pixels(suite):
@@ -146,6 +147,7 @@ def test_a_recording_may_draw_only_some_steps_which_are_those_of_one_that_draws_
     assert not np.array_equal(every[3].images, every[5].images)
 
 
+@pytest.mark.slow
 def test_without_antialiasing_edges_alone_differ_and_little_once_pictures_are_smaller(python):
     start, pictures = Start("button-press-topdown-v3", 3), []
     for antialias in (True, False):

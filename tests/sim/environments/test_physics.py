@@ -85,6 +85,7 @@ def test_200_steps_of_pulling_drawers_agree_with_mujoco_to_five_micrometres(envs
     np.testing.assert_allclose(path, mujocos(env.bodies, state.physics, actions), atol=5e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["lift", "stack"])
 def test_200_steps_of_grasping_turned_blocks_agree_with_mujoco_to_two_centimetres(envs, task):
     env = envs[task]

@@ -224,6 +224,7 @@ def test_an_environment_looks_the_same_beside_any_others(solids):
     np.testing.assert_array_equal(np.asarray(one)[0], alone)
 
 
+@pytest.mark.slow
 def test_frames_drawn_at_once_as_on_a_gpu_look_as_those_drawn_one_by_one(solids, monkeypatch):
     seen = np.stack([_grey(*solids, camera, 24, shadows=True) for camera in (ABOVE, LOW)])
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")

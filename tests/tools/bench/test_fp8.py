@@ -13,6 +13,7 @@ def test_without_a_hopper_gpu_the_benchmark_refuses_in_one_sentence():
         fp8.run(Console())
 
 
+@pytest.mark.slow
 def test_products_are_measured_shrunk_and_refused_at_their_sizes_without_a_gpu():
     with pytest.raises(ValueError, match=r"needs a GPU; .* cpu"):
         products.run(Console())

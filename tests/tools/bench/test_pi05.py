@@ -38,6 +38,7 @@ def test_losses_gradient_and_actions_agree_with_openpis(case):
     assert max(errors.values()) < 1e-4
 
 
+@pytest.mark.slow
 def test_other_weights_are_not_compared(case):
     model, params, arrays = case
     other = params | {"action_out": jax.tree.map(lambda w: 1.01 * w, params["action_out"])}

@@ -21,6 +21,7 @@ HELPERS = Path(__file__).parents[2] / "helpers"
 SUITE = f"{HELPERS}/sim/point_suite.py:POINTS"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", SCALES)
 def test_kernels_of_the_towers_asked_for_are_rounded_to_three_bits_and_nothing_else(scale):
     params = init_params(CONFIG.build(), jax.random.key(0))

@@ -37,6 +37,7 @@ def test_each_start_listens_before_it_is_ready_and_answers_then():
         assert row["cpu"] > 0
 
 
+@pytest.mark.slow
 def test_a_random_policy_reads_states_of_all_dims_as_text():
     """π0.5's, as `--width real` serves it; its words are the prompt's, so numbers are spelt."""
     model = TINY.model.changed(state_input="text", state_dim=32)

@@ -72,6 +72,7 @@ def test_python_m_imports_no_jax_for_help():
     assert "jax.version" not in ran.stderr
 
 
+@pytest.mark.slow
 def test_a_script_with_help_of_its_own_that_imports_a_command_gets_jax(tmp_path):
     script = tmp_path / "mine.py"
     script.write_text("import tools.recipes.presets, jax; print(jax.numpy.arange(3).sum())")

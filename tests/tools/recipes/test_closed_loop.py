@@ -120,6 +120,7 @@ def test_the_trainer_never_waits_and_its_last_parameters_are_evaluated(
     assert [line["step"] for line in read_closed_loop(tmp_path / "run")] == [2, 6]
 
 
+@pytest.mark.slow
 def test_what_an_evaluation_fails_of_ends_the_run(dataset, config, tmp_path, monkeypatch):
     def fail(self, params):
         raise ValueError("the simulator is broken")

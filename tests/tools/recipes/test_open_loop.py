@@ -84,6 +84,7 @@ def test_the_camera_that_shows_nothing_of_the_task_is_the_one_finding(found):
     assert found[0].changes[without("front")] > 100 * found[0].changes[without("wrist")]
 
 
+@pytest.mark.slow
 def test_a_policy_that_ignores_its_prompt_or_cameras_is_found_out(data, policy, tmp_path):
     weights = np.array(policy.params["weight"])
     weights[2:-2] = weights[2:-2].mean(0)

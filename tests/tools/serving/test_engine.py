@@ -116,6 +116,7 @@ def test_cameras_that_clients_do_not_send_are_masked(policy):
     np.testing.assert_array_equal(told, alone(policy, 0, (1, 0), CAMERAS[:1]))
 
 
+@pytest.mark.slow
 def test_a_chunk_continues_the_clients_last_one(policy):
     with make_engine(policy, chunking="guided") as engine, serving(engine) as running:
         with client(running.url) as other:
@@ -137,6 +138,7 @@ def test_a_chunk_continues_the_clients_last_one(policy):
     assert np.abs(second - free)[3:].max() > 1e-3
 
 
+@pytest.mark.slow
 def test_a_policy_that_was_trained_to_continues_a_clients_chunk_so(policy):
     with pytest.raises(ValueError, match="not trained to continue chunks"):
         make_engine(policy, chunking="trained")
@@ -181,6 +183,7 @@ def test_a_policy_without_its_preparation_is_refused(policy):
         make_engine(replace(policy, processor=None))
 
 
+@pytest.mark.slow
 def test_the_command_serves_a_checkpoint_until_it_is_told_to_stop(policy, tmp_path):
     config = {"model": to_json(policy.model.config)}
     assets = {"processor": to_json(policy.processor)}
@@ -253,6 +256,7 @@ def test_what_is_compiled_at_start_is_what_clients_with_fewer_cameras_need(polic
         assert fresh._sample._cache_size() == compiled == 2  # 16 and 32 words
 
 
+@pytest.mark.slow
 def test_a_client_may_leave_out_a_camera_that_may_be_absent_and_both_are_compiled(policy):
     (robot,) = policy.processor.embodiments
     may_lack = replace(robot, absent=CAMERAS[1:])
@@ -271,6 +275,7 @@ def test_a_client_may_leave_out_a_camera_that_may_be_absent_and_both_are_compile
         np.testing.assert_array_equal(alike[i], expected)
 
 
+@pytest.mark.slow
 def test_every_number_of_cameras_that_a_client_may_send_is_compiled(policy):
     (robot,) = policy.processor.embodiments
     cameras = (*CAMERAS, "observation.images.top")
@@ -303,6 +308,7 @@ def test_an_odd_observation_is_still_one(policy, changed):
     assert request.sample.images[0].shape == (48, 48, 3)
 
 
+@pytest.mark.slow
 def test_anything_is_answered_with_the_smallest_program_until_all_are_there(policy):
     fresh = replace(policy, sizes=(1, 4))
     with make_engine(fresh) as engine, serving(engine) as running:

@@ -63,6 +63,7 @@ def test_a_server_has_a_checkpoint_or_an_episode_and_not_both(dataset, tmp_path)
             run(ServeConfig(**given), None)
 
 
+@pytest.mark.slow
 def test_a_replay_that_is_recorded_gives_its_actions_back_after_sigterm(dataset, tmp_path):
     out = tmp_path / "recorded"
     command = [sys.executable, "-m", "tools.serve", "--port", "0", "--record", str(out)]

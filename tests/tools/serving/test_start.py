@@ -103,6 +103,7 @@ def test_a_start_that_fails_ends_the_server_with_its_reason_and_tells_who_waits(
         running.join()
 
 
+@pytest.mark.slow
 def test_the_command_ends_at_once_when_it_is_stopped_while_it_compiles(tmp_path):
     endless = "import sys, threading; from tools import serve; serve.load = lambda config: "
     endless += f"threading.Event().wait(); sys.argv = ['', '--checkpoint', '{tmp_path}', "

@@ -73,6 +73,7 @@ def test_the_kernel_gives_the_results_and_gradients_that_other_devices_round_to(
         assert np.linalg.norm(one - other) < 1e-6 * np.linalg.norm(other)
 
 
+@pytest.mark.slow
 def test_kept_kernels_multiply_as_those_that_are_rounded_on_the_way(as_on_a_hopper):
     """And what they multiply has a gradient, which guidance of a chunk asks for."""
     x, kernel, g = operands(150, 200, 300)

@@ -155,6 +155,7 @@ def test_random_weights_write_chunks_that_the_tokenizer_reads(
         assert (again != written).any()
 
 
+@pytest.mark.slow
 def test_scores_that_favour_what_spells_no_chunk_write_one_all_the_same(processor, params, acting):
     """Tokens that begin inside a character of UTF-8, or spell more than a chunk, by far the
     likeliest of all."""
@@ -196,6 +197,7 @@ def test_no_picture_is_looked_at_again_for_another_token(model, params, acting):
     assert (depth, 1, 130, heads, CONFIG.language.head_dim) in read
 
 
+@pytest.mark.slow
 def test_what_is_free_to_be_written_and_spells_a_chunk_is_what_is_written(
     processor, model, learnt, samples, acting
 ):

@@ -1,0 +1,134 @@
+"""Which of the slow tests and drills CI takes, as all of them take hours (`make everything`): the
+slow tests of packages that changed or import what changed, as far as they fit into their minutes,
+and by the commit's hash a fifth of the other slow tests and a tenth of the drills.
+
+    python -m pytest -m 'slow or drill' --since COMMIT
+
+Shares cost alike: a file's seconds are those of the last whole run (tests/seconds.json). A file
+is taken whole, since its tests share what they compile; a drill alone. All hosts and workers
+choose the same.
+"""
+
+import json
+import subprocess
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.arrows import ARROWS
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = ROOT / "tests" / "seconds.json"
+"""Seconds of each file of slow tests, and of each drill, in the last whole run."""
+SLOW, DRILLS = 5, 10
+"""Of the slow tests that nothing touched, one in so many; and of the drills."""
+MOST = 15 * 60.0
+"""Seconds, by that table, of slow tests that are taken because their packages changed."""
+_USUAL = 20.0
+"""Seconds of what is not in the table."""
+_PAGES = ("docs", "notebooks", ".ci")
+
+
+def touched(paths: Iterable[str]) -> frozenset[str]:
+    """Packages whose slow tests a change of these files may fail: the package itself, and those
+    that import it; for a page tools, whose tests run the commands on it; for any other file all."""
+    found: set[str] = set()
+    for path in paths:
+        top, *below = path.split("/")
+        tested = below[below[:1] == ["helpers"] :][:1]
+        if top in ARROWS:
+            found |= {top, *(package for package, below in ARROWS.items() if top in below)}
+        elif top == "tests" and tested and tested[0] in ARROWS:
+            found |= set(tested)
+        else:
+            found |= {"tools"} if top in _PAGES or path.endswith(".md") else ARROWS.keys()
+    return frozenset(found)
+
+
+def changed(since: str, root: Path = ROOT) -> list[str]:
+    """Files in which the checked out commit differs from an earlier one.
+
+    Raises:
+      ValueError: there is no such commit here, as in a clone without history.
+    """
+    return _git(root, "diff", "--name-only", "--no-renames", since, "HEAD").splitlines()
+
+
+def head(root: Path = ROOT) -> str:
+    """The checked out commit, by whose hash, as a number, it is chosen."""
+    return _git(root, "rev-parse", "HEAD")
+
+
+def deal(seconds: Mapping[str, float], hands: int) -> list[set[str]]:
+    """Names dealt into so many hands that cost alike: the costliest first, each to the hand that
+    has the least."""
+    dealt: list[set[str]] = [set() for _ in range(hands)]
+    sums = [0.0] * hands
+    for name in sorted(seconds, key=lambda name: (-seconds[name], name)):
+        least = sums.index(min(sums))
+        dealt[least].add(name)
+        sums[least] += seconds[name]
+    return dealt
+
+
+def chosen(
+    slow: Mapping[str, float], drills: Mapping[str, float], packages: Collection[str], number: int
+) -> set[str]:
+    """Names of the files of slow tests, and of the drills, that a commit takes.
+
+    Args:
+      slow: seconds of each file of slow tests.
+      drills: seconds of each drill.
+      packages: those whose slow tests a change may fail.
+      number: the commit's.
+    """
+    theirs = {file: cost for file, cost in slow.items() if _package(file) in packages}
+    others = {file: cost for file, cost in slow.items() if file not in theirs}
+    hands = max(1, -int(-sum(theirs.values()) // MOST))
+    return {
+        *deal(theirs, hands)[number % hands],
+        *deal(others, SLOW)[number % SLOW],
+        *deal(drills, DRILLS)[number % DRILLS],
+    }
+
+
+def take(items: Sequence[pytest.Item], since: str) -> list[pytest.Item]:
+    """The tests of `items` that the checked out commit takes; those that are neither slow nor
+    drills all."""
+    known = json.loads(SECONDS.read_text(encoding="utf-8"))
+    slow = {_file(item): 0.0 for item in items if _is_slow(item)}
+    drills = {item.nodeid: 0.0 for item in items if item.get_closest_marker("drill")}
+    names = chosen(
+        {name: known["slow"].get(name, _USUAL) for name in slow},
+        {name: known["drills"].get(name, _USUAL) for name in drills},
+        touched(changed(since)),
+        int(head(), 16),
+    )
+    return [
+        item
+        for item in items
+        if not (_is_slow(item) or item.nodeid in drills)
+        or (_file(item) if _is_slow(item) else item.nodeid) in names
+    ]
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    return bool(item.get_closest_marker("slow")) and not item.get_closest_marker("drill")
+
+
+def _file(item: pytest.Item) -> str:
+    return item.nodeid.split("::")[0]
+
+
+def _package(file: str) -> str:
+    """The package that a test file tests; tests of all of them are tools', which imports all."""
+    folder = file.split("/")[1]
+    return folder if folder in ARROWS else "tools"
+
+
+def _git(root: Path, *words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True)
+    if done.returncode:
+        raise ValueError(f"git {' '.join(words)}: {done.stderr.strip()}")
+    return done.stdout.strip()
