@@ -239,6 +239,9 @@ def test_the_curve_bends_down_with_devices(task, profiles, tmp_path):
         assert point.low <= point.simulated <= point.high
     write(points, "a run", tmp_path / "curve.svg", H100)
     assert "| 10,240 | " in (tmp_path / "curve.md").read_text()
+    told = json.loads((tmp_path / "curve.json").read_text())["rows"]
+    assert told["1024"]["step_seconds"] == points[1].best.step
+    assert told["10240"]["simulated_range"] == [points[2].low, points[2].high]
     assert (tmp_path / "curve.svg").read_text().count("<path") > 10
 
 
