@@ -1,12 +1,11 @@
-"""Which of the slow tests and drills CI takes, as all of them take hours (`make everything`): the
-slow tests of packages that changed or import what changed, as far as they fit into their minutes,
-and by the commit's hash a fifth of the other slow tests and a tenth of the drills.
+"""CI's choice of slow tests and drills, as all of them take hours (`make everything`): the slow
+tests of packages that changed or import what changed, as far as they fit into their minutes, and by
+the commit's hash a fifth of the other slow tests and a tenth of the drills.
 
     python -m pytest -m 'slow or drill' --since COMMIT
 
-Shares cost alike: a file's seconds are those of the last whole run (tests/seconds.json). A file
-is taken whole, since its tests share what they compile; a drill alone. All hosts and workers
-choose the same.
+Shares cost alike: seconds are of the last whole run (tests/seconds.json). A file of slow tests is
+taken whole, since its tests share what they compile; a drill alone. All workers choose the same.
 """
 
 import json
@@ -22,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SECONDS = ROOT / "tests" / "seconds.json"
 """Seconds of each file of slow tests, and of each drill, in the last whole run."""
 SLOW, DRILLS = 5, 10
-"""Of the slow tests that nothing touched, one in so many; and of the drills."""
+"""Shares: one in so many of the slow tests that no change touched, and of the drills."""
 MOST = 15 * 60.0
 """Seconds, by that table, of slow tests that are taken because their packages changed."""
 _USUAL = 20.0
