@@ -2,8 +2,9 @@
 from deadlocking on few cores, compilation without optimising (a third of the time, and tests mostly
 compile) where XLA_FLAGS does not ask for another level, and one compilation cache for all tests, of
 small programs too, since many compile the same. Garbage is looked for seldom: what tracing makes
-stays. Bytecode is kept, though the environment says otherwise: tests and the commands that they
-start would compile our code anew each time. Ctrl-C is heard though a shell began the tests as a
+stays. No bytecode is kept: of a command run in this process it would hold the checks of
+tests/shapes.py, under the name where the command itself looks for its own; what tests start keeps
+its own, whatever the environment says. Ctrl-C is heard though a shell began the tests as a
 background job, which ignores it: some of them press it. JAX keeps its CUDA plugin where there is no
 GPU, as some tests compile for one. What is left is set as for all commands."""
 
@@ -27,7 +28,7 @@ os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
 gc.set_threshold(50_000, 20, 100)
-sys.dont_write_bytecode = False
+sys.dont_write_bytecode = True
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -5,6 +5,7 @@ import argparse
 import ast
 import inspect
 import re
+import runpy
 import shlex
 import sys
 from collections.abc import Callable
@@ -14,7 +15,6 @@ from typing import Any, NoReturn
 import pytest
 import tyro
 
-from tests.helpers.commands import run_command
 from tests.helpers.guides.pages import OURS, PAGES, ROOT, commands, forget_families, own_files
 
 ELSEWHERE = {
@@ -42,7 +42,7 @@ def fault(command: str) -> str:
     before = sys.argv
     sys.argv = [f"tools.{module}", *shlex.split(command[found.end() :])]
     try:
-        run_command(f"tools.{module}")
+        runpy.run_module(f"tools.{module}", run_name="__main__", alter_sys=True)
     except Parsed:
         return ""
     except SystemExit as end:

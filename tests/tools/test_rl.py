@@ -370,6 +370,7 @@ def test_a_population_is_refused_where_its_members_cannot_share_simulators(check
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_population_goes_on_as_one_of_the_same_size(evolved, checkpoint):
     paths = rl.RlPaths(checkpoint, evolved[0], resume=True)
     with pytest.raises(ValueError, match=r"population.population is 2, but 3 was asked for"):

@@ -5,6 +5,7 @@ import contextlib
 import math
 import os
 import re
+import runpy
 import shlex
 import shutil
 import signal
@@ -24,7 +25,6 @@ import pytest
 
 from parallel.mesh import AXES, MeshConfig, make_mesh
 from rl import step
-from tests.helpers.commands import run_command
 from tests.helpers.tools.served import client, free_port, serving
 from tools import serve
 from tools.recipes import training
@@ -94,7 +94,7 @@ def _run_here(command: str) -> None:
                 contextlib.redirect_stderr(said),
                 _asking(port, command) if serves else contextlib.nullcontext(),
             ):
-                run_command(module)
+                runpy.run_module(module, run_name="__main__", alter_sys=True)
         except SystemExit as end:
             if end.code:
                 raise Failed(f"{_text(said)}\nexit: {end.code}") from None

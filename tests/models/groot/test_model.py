@@ -198,7 +198,8 @@ def alone(params):
     return found
 
 
-@pytest.mark.parametrize("name", [pytest.param("unpadded", marks=pytest.mark.slow), *NAMES[1:]])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
 def test_masked_padding_gives_each_sample_what_the_port_gives_it_alone(params, alone, name):
     recorded, (features, error, gradient, actions) = case(name), alone[name]
     valid = recorded["attention_mask"] == 1

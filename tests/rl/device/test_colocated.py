@@ -104,6 +104,7 @@ def test_a_run_resumes_bit_for_bit(made, tmp_path):
     assert equal((again, repeated), (state, metrics))
 
 
+@pytest.mark.slow
 def test_only_the_value_head_learns_at_first_whatever_decays_or_is_paid_for_entropy():
     plain = configured(envs=4, unroll=2, minibatches=1, warmup=1)
     optimizer = replace(plain.learner.optimizer, weight_decay=0.1)

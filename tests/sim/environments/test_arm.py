@@ -18,6 +18,8 @@ from sim.environments.device_slots import DeviceSlots
 from sim.protocol import EVAL_SEEDS, Start
 from sim.suites import load_suite
 
+pytestmark = pytest.mark.slow
+
 LANES = 16
 SEEDS = EVAL_SEEDS[:LANES]
 
@@ -162,7 +164,6 @@ def _moved(env: Arm, state, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return np.asarray(setpoints), np.asarray(positions)
 
 
-@pytest.mark.slow
 def test_joint_control_agrees_with_mujoco_over_two_hundred_steps(arms):
     env = arms["joint"]
     state = env.reset(SEEDS)
@@ -185,7 +186,6 @@ def test_joint_control_agrees_with_mujoco_over_two_hundred_steps(arms):
             np.testing.assert_allclose(position[9:], data.qpos[9:], atol=5e-4)  # at rest
 
 
-@pytest.mark.slow
 def test_whatever_joints_are_told_the_arm_keeps_its_limits_and_speeds(arms):
     env = arms["joint"]
     state = env.reset(SEEDS)
@@ -244,7 +244,6 @@ def test_experts_reach_the_goal_and_its_step_reports_it(arms, name):
     assert success.mean() >= 0.97
 
 
-@pytest.mark.slow
 def test_slots_of_an_arm_are_demonstrated_in_by_its_expert(arms):
     env = arms["delta"]
     slots = DeviceSlots(env, LANES, Arm.expert)
@@ -296,7 +295,6 @@ def test_an_episode_is_the_same_in_any_batch(arms):
     assert len(np.unique(np.asarray(env.reset(seeds).physics.position), axis=0)) == len(seeds)
 
 
-@pytest.mark.slow
 def test_a_traced_program_acts_and_sees_as_the_protocol_does(arms, monkeypatch):
     def teleported(physics, setpoint):
         arm = setpoint[:7], physics.position[7:]
@@ -332,7 +330,6 @@ def test_both_cameras_show_every_block_somewhere_and_the_wrist_moves_with_the_ha
     assert fingers.any((1, 2)).all(), "dark at the lower edge wherever the hand is"
 
 
-@pytest.mark.slow
 def test_people_see_the_arm_move(arms):
     env = arms["lift"]
     scenes = np.asarray(env.scene(env.reset(SEEDS[:2]))).reshape(2, 1, 16, 7)

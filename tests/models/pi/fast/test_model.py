@@ -219,6 +219,7 @@ def test_what_is_free_to_be_written_and_spells_a_chunk_is_what_is_written(
         np.testing.assert_array_equal(written[row, slot, : count[row, slot]], ids)
 
 
+@pytest.mark.slow
 def test_a_policy_answers_in_each_robots_dims(processor, learnt, samples):
     policy = Policy(CONFIG.build(), learnt, processor, embodiment=1, sizes=(1,))
     draw = np.random.default_rng(0)
