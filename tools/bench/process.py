@@ -48,8 +48,8 @@ def ended(
             texts.append(stream.read().decode(errors="replace"))
     if process.returncode:
         last = texts[1].strip() or (texts[0].strip() if process.returncode > 0 else "")
-        said = f"{how}: {last[-TAIL:]}" if last else f"{how}."
-        return read(texts[0]) | {"error": said}
+        why = f"{how}: {last[-TAIL:]}" if last else f"{how}."
+        return read(texts[0]) | {"error": why}
     return read(texts[0])
 
 

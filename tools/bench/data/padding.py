@@ -146,7 +146,8 @@ def trainers(
         return metrics
 
     def trainer(batch: PackedBatch) -> Callable[[], Any]:
-        parts = micro_batches(*batch.prefix_segment.shape, config)
+        rows, places = batch.prefix_segment.shape
+        parts = micro_batches(rows, places, config)
         step = make_train_step(model, optimizer, mesh, abstract, parts)
         return partial(call, step, jax.device_put(batch))
 
