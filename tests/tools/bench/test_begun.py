@@ -29,8 +29,8 @@ from tools.recipes import training
 
 PUBLISHED = {each.name: (*(each.of or (each.name,)), "--json") for each in BENCHES}
 DRILLS = {
-    "explain", "explain_act", "learn_door", "learn_lift", "learn_reach", "packing_real", "qlora",
-    "rl", "serve_real",
+    "explain", "explain_act", "learn_door", "learn_lift", "learn_reach", "packing_real", "predict",
+    "qlora", "rl", "serve_real",
 }  # fmt: skip
 """Benchmarks that take more than two minutes or 8 GB until then."""
 WHOLE = {"recipe", "libero"}
