@@ -29,8 +29,8 @@ from tools.recipes import training
 
 PUBLISHED = {each.name: (*(each.of or (each.name,)), "--json") for each in BENCHES}
 DRILLS = {
-    "explain", "explain_act", "learn_door", "learn_lift", "learn_reach", "packing_real", "qlora",
-    "rl", "serve_real",
+    "explain", "explain_act", "learn_door", "learn_lift", "learn_reach", "packing_real", "predict",
+    "qlora", "rl", "serve_real",
 }  # fmt: skip
 """Benchmarks that take more than two minutes or 8 GB until then."""
 WHOLE = {"recipe", "libero"}
@@ -66,7 +66,8 @@ def trained(home):
     """A folder with the run of a demo that has learnt nothing."""
     for command in (
         "record --suite tabletop-lift --episodes 8 --out runs/demo/dataset",
-        "train --data runs/demo/dataset --preset tiny --trainer.steps 1 --out runs/demo",
+        "train --data runs/demo/dataset --preset tiny --trainer.steps 2 "
+        "--optimizer.warmup-steps 1 --out runs/demo",
     ):
         words = [sys.executable, "-m", *f"tools.{command}".split()]
         subprocess.run(words, cwd=home, env=environment(home), check=True)
