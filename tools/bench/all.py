@@ -62,7 +62,7 @@ class CpuBench:
 
 
 BENCHES = (
-    CpuBench("recipe", 0.2, "the recipe's scaling table, predicted"),
+    CpuBench("recipe", 1, "the recipe's scaling table, predicted"),
     CpuBench("packing", 2, "training steps packed and padded"),
     CpuBench("plan", 3, "how full rows are, compared with grain's packer"),
     CpuBench("start", 3, "the start of a run on a million episodes"),
