@@ -21,9 +21,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from xml.etree.ElementTree import Element, parse
 
-from tests.helpers.rotation import ROOT, SECONDS
+from tests.helpers.rotation import ROOT, SECONDS, head
 from tools.bench import pages
-from tools.command_line.versions import commit, versions
+from tools.command_line.versions import versions
 
 RUNS = ROOT / "docs" / "results" / "data" / "suite.json"
 PARTS = {
@@ -38,7 +38,7 @@ PARTS = {
 def main() -> None:
     """Runs the parts that have not passed on this commit, and exits with 1 if a test failed."""
     found = versions()
-    here = {key: found[key] for key in ("python", "jax", "hardware")} | {"commit": commit()}
+    here = {key: found[key] for key in ("python", "jax", "hardware")} | {"commit": head()}
     for part, markers in PARTS.items():
         known = json.loads(RUNS.read_text(encoding="utf-8"))
         if any(run.items() >= {**here, "part": part, "failed": 0}.items() for run in known["runs"]):
