@@ -48,9 +48,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(trylast=True)  # after -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if since := config.getoption("since"):
-        taken = set(rotation.take(items, since))
-        config.hook.pytest_deselected(items=[item for item in items if item not in taken])
-        items[:] = [item for item in items if item in taken]
+        taken = rotation.take(items, since)
+        config.hook.pytest_deselected(items=list({*items} - {*taken}))
+        items[:] = taken
 
 
 @pytest.fixture

@@ -3,9 +3,11 @@ the minutes hold whatever changed."""
 
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from tests.helpers import rotation
 from tests.helpers.arrows import ARROWS
 from tests.helpers.rotation import (
     DRILLS,
@@ -71,6 +73,26 @@ def test_nothing_is_left_out_for_ever(packages: tuple[str, ...]) -> None:
 )
 def test_a_change_touches_its_package_and_those_that_import_it(path: str, packages: set) -> None:
     assert touched([path]) == packages
+
+
+def test_slow_tests_and_drills_are_taken_by_their_marks_and_the_longest_file_first(
+    tmp_path, monkeypatch
+) -> None:
+    def item(name: str, *marks: str) -> SimpleNamespace:
+        return SimpleNamespace(nodeid=name, get_closest_marker=lambda mark: mark in marks)
+
+    short, long = (f"tests/sim/test_{name}.py::test_0" for name in ("short", "long"))
+    drills = [f"tests/rl/test_drill.py::test_{i}" for i in range(rotation.DRILLS)]
+    fast = item("tests/sim/test_long.py::test_1")
+    items = [item(short, "slow"), item(long, "slow"), fast]
+    items += [item(name, "slow", "drill") for name in drills]
+    seconds = tmp_path / "seconds.json"
+    seconds.write_text('{"slow": {"tests/sim/test_long.py": 100}, "drills": {}}')
+    monkeypatch.setattr(rotation, "SECONDS", seconds)
+    monkeypatch.setattr(rotation, "changed", lambda since: ["sim/suite.py"])
+    found = [item.nodeid for item in rotation.take(items, "a commit")]
+    assert [name for name in found if name not in drills] == [long, short]
+    assert len({*found} & {*drills}) == 1
 
 
 def test_what_changed_is_what_all_commits_since_changed(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ taken whole, since its tests share what they compile; a drill alone. All workers
 
 import json
 import subprocess
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -93,31 +94,35 @@ def chosen(
 
 
 def take(items: Sequence[pytest.Item], since: str) -> list[pytest.Item]:
-    """The tests of `items` that the checked out commit takes; those that are neither slow nor
-    drills all."""
+    """The slow tests and drills of `items` that the checked out commit takes, the files that take
+    longest first, so that workers end together."""
     known = json.loads(SECONDS.read_text(encoding="utf-8"))
-    slow = {_file(item): 0.0 for item in items if _is_slow(item)}
-    drills = {item.nodeid: 0.0 for item in items if item.get_closest_marker("drill")}
-    names = chosen(
-        {name: known["slow"].get(name, _USUAL) for name in slow},
-        {name: known["drills"].get(name, _USUAL) for name in drills},
-        touched(changed(since)),
-        int(head(), 16),
+    names = {item: _name(item) for item in items if _part(item)}
+    cost = {name: known[_part(item)].get(name, _USUAL) for item, name in names.items()}
+    slow, drills = (
+        {name: cost[name] for item, name in names.items() if _part(item) == part}
+        for part in ("slow", "drills")
     )
-    return [
-        item
-        for item in items
-        if not (_is_slow(item) or item.nodeid in drills)
-        or (_file(item) if _is_slow(item) else item.nodeid) in names
-    ]
+    taken = chosen(slow, drills, touched(changed(since)), int(head(), 16))
+    files = Counter[str]()
+    for name in taken:
+        files[_file(name)] += cost[name]
+    kept = [item for item, name in names.items() if name in taken]
+    return sorted(kept, key=lambda item: (-files[_file(item.nodeid)], _file(item.nodeid)))
 
 
-def _is_slow(item: pytest.Item) -> bool:
-    return bool(item.get_closest_marker("slow")) and not item.get_closest_marker("drill")
+def _part(item: pytest.Item) -> str:
+    if item.get_closest_marker("drill"):
+        return "drills"
+    return "slow" if item.get_closest_marker("slow") else ""
 
 
-def _file(item: pytest.Item) -> str:
-    return item.nodeid.split("::")[0]
+def _name(item: pytest.Item) -> str:
+    return item.nodeid if _part(item) == "drills" else _file(item.nodeid)
+
+
+def _file(name: str) -> str:
+    return name.split("::")[0]
 
 
 def _package(file: str) -> str:
