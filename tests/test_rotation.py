@@ -3,7 +3,7 @@ the minutes hold whatever changed."""
 
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -78,8 +78,8 @@ def test_a_change_touches_its_package_and_those_that_import_it(path: str, packag
 def test_slow_tests_and_drills_are_taken_by_their_marks_and_the_longest_file_first(
     tmp_path, monkeypatch
 ) -> None:
-    def item(name: str, *marks: str) -> SimpleNamespace:
-        return SimpleNamespace(nodeid=name, get_closest_marker=lambda mark: mark in marks)
+    def item(name: str, *marks: str) -> Mock:
+        return Mock(nodeid=name, get_closest_marker=lambda mark: mark in marks)
 
     short, long = (f"tests/sim/test_{name}.py::test_0" for name in ("short", "long"))
     drills = [f"tests/rl/test_drill.py::test_{i}" for i in range(rotation.DRILLS)]
