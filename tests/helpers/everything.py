@@ -80,7 +80,7 @@ def kept(known: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
     others = [old for old in known["runs"] if any(old[key] != run[key] for key in same)]
     order = list(PARTS)
     runs = sorted([*others, run], key=lambda r: (r["python"], r["jax"], order.index(r["part"])))
-    return {"commit": run["commit"], "load_before": run["load_before"], "runs": runs}
+    return {"runs": runs}
 
 
 def _outcome(case: Element) -> str:
