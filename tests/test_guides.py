@@ -19,7 +19,6 @@ from tests.helpers.guides.pages import OURS, PAGES, ROOT, commands, forget_famil
 
 ELSEWHERE = {
     "python -m tools.demo --seed S": "S stands for a number",
-    "python -m tools.plan ...": "the options of the command above it are left out",
 }
 """Beginnings of commands that need not parse, each with the reason."""
 PACKAGES = ("models", "data", "parallel", "sim", "rl", "tools", "client")

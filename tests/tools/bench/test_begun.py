@@ -41,7 +41,7 @@ WANTING = {
     **dict.fromkeys(("data", "cameras", "stats", "pi05"), "needs --peer PYTHON, the Python of an"),
     "pi05_real": "needs --peer PYTHON, the Python of an",
     "act": "needs a GPU, or --peer PYTHON",
-    **dict.fromkeys(("fp8", "products", "step", "unrolled"), "needs a GPU"),
+    **dict.fromkeys(("fp8", "products", "step"), "needs a GPU"),
     **dict.fromkeys(("explain", "explain_act", "qlora"), r"needs it: pip install -e '\.\[plan\]'"),
     **dict.fromkeys(("rounding", "solver"), r"train it by python -m tools\.demo --task lift"),
     "libero": "install it .make libero.",
