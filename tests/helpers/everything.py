@@ -57,12 +57,18 @@ def main() -> None:
 
 def run_part(markers: str, root: Path) -> tuple[dict[str, Any], dict[str, dict[str, float]]]:
     """Runs the tests under `root` with these markers; gives the counts, minutes, date and load, and
-    the seconds of each file ("slow") and of each test ("drills")."""
+    the seconds of each file ("slow") and of each test ("drills").
+
+    Raises:
+      ValueError: pytest did not come to its end.
+    """
     load, since = os.getloadavg()[0], time.monotonic()
     with TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         words = ["-m", markers, "-n", "2", "--dist", "loadfile", f"--junitxml={report}"]
-        subprocess.run([sys.executable, "-m", "pytest", *words], cwd=root)
+        status = subprocess.run([sys.executable, "-m", "pytest", *words], cwd=root).returncode
+        if status not in (0, 1):
+            raise ValueError(f"pytest ended with {status}, so its counts are not of all tests.")
         cases = list(parse(report).iter("testcase"))
     counts = Counter(_outcome(case) for case in cases)
     told = {

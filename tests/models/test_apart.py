@@ -30,7 +30,6 @@ def test_openpis_policies_act_alike(name):
     close(acted(apart, name), acted(stacked, name), 1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["nf4", "float8"])
 def test_quantised_policies_act_alike(kind, tmp_path):
     convert(

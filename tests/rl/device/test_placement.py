@@ -41,7 +41,6 @@ CONFIG = RlConfig(
 )
 
 
-@pytest.mark.slow
 def test_a_resumed_run_learns_what_the_whole_one_did(tmp_path):
     place = OnDevice(tiny_policy(), POINT, ("point",), CONFIG)
     begun = jax.device_get(place.state()["ema"])
