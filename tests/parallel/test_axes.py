@@ -8,6 +8,7 @@ from itertools import combinations
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 from models.attention.target import compiling_for
@@ -142,16 +143,27 @@ def test_adapters_remat_and_float8_are_cut_like_the_rest(variant, rtol):
     ("mesh", "chunk"),
     [(MeshConfig(data=4, fsdp=2), 0), (MeshConfig(data=2, context=2, tensor=2), 4)],
 )
-def test_steps_with_a_hoppers_block_kernel_are_those_of_one_device(mesh, chunk, monkeypatch):
-    """The kernel, step by step, where a mesh splits tokens, columns and contractions, and what
-    replaces it where chunks leave "tensor" to the compiler. Blocks are cut by devices."""
+def test_a_step_with_a_hoppers_block_kernel_is_that_of_one_device(mesh, chunk, monkeypatch):
+    """The kernel where a mesh splits tokens, columns and contractions, and what replaces it where
+    chunks leave "tensor" to the compiler: the loss and the gradient, to 1e-5 where rounding to
+    float8 costs 0.08. Later losses differ: Adam makes whole steps of the roundings that are the
+    gradient of a key's bias, which does not matter, and float8 rounds the moved keys otherwise."""
     monkeypatch.setattr(block_scaled, "block_product", partial(block_product, interpret=True))
     compute = replace(CONFIG.compute, fp8="block", attention="dense", chunk=chunk)
     with compiling_for("gpu", 9.0):
-        run = train(make_mesh(mesh), config=replace(CONFIG, compute=compute))
-        one = train(make_mesh(devices=jax.devices()[:1]), config=replace(CONFIG, compute=compute))
-    np.testing.assert_allclose(run.losses[0], one.losses[0], rtol=1e-5)
-    np.testing.assert_allclose(run.losses, one.losses, rtol=5e-3)
+        run, one = (
+            train(on, steps=1, config=replace(CONFIG, compute=compute))
+            for on in (make_mesh(mesh), one_device())
+        )
+    np.testing.assert_allclose(run.losses, one.losses, rtol=1e-5)
+    ours, theirs = (gradient(r.state) for r in (run, one))
+    assert np.linalg.norm(ours - theirs) < 1e-5 * np.linalg.norm(theirs)
+
+
+def gradient(state):
+    """The first step's gradient up to a factor, of all parameters."""
+    moments = optax.tree.get(state.opt_state, "mu")
+    return np.concatenate([np.ravel(x) for x in jax.tree.leaves(moments)])
 
 
 @functools.cache
