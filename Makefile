@@ -73,6 +73,7 @@ test-slow: install
 test-turn: install
 	$(PYTEST) -m 'slow or drill' --since $(SINCE)
 
+everything: EXTRAS = dev,plan
 everything: install
 	$(BIN)/python -m tests.helpers.everything
 

@@ -165,6 +165,7 @@ def opened(root: Path) -> None:
     _ = dataset.runs
 
 
+@pytest.mark.slow
 def test_a_table_of_millions_of_rows_in_a_few_kilobytes_is_refused(copy: Path) -> None:
     block = pa.table(dict.fromkeys(pq.read_schema(copy / PARQUET).names[-6:], np.zeros(1 << 20)))
     block = block.cast(pa.schema([(name, pa.int64()) for name in block.column_names]))

@@ -85,6 +85,7 @@ def test_parameters_go_to_the_mesh_and_dtype_asked_for(tmp_path, policy, arrays)
     assert np.abs(actions - arrays["sampled"]).mean() < 0.1
 
 
+@pytest.mark.slow
 def test_one_observation_needs_no_batch_axis(policy, arrays):
     batched = policy.infer(observation(arrays), arrays["sample_noise"])["actions"]
     alone = {

@@ -59,6 +59,7 @@ def test_with_one_size_the_number_of_rows_changes_not_a_bit(policy):
     assert programs(alone) == 1
 
 
+@pytest.mark.slow
 def test_a_long_prompt_or_a_chunk_to_continue_changes_not_a_bit_of_the_rows_beside_it(policy):
     alone = replace(policy, sizes=(4,))
     pictures, states = seen(4)

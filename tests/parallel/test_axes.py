@@ -183,6 +183,7 @@ def test_heads_and_hidden_units_stay_on_their_devices():
     assert "all-to-all" not in kinds
 
 
+@pytest.mark.slow
 def test_keys_go_round_the_ring_and_nothing_else_does():
     along = [c for c in collectives(data=2, context=4) if "context" in c.axes]
     kinds = {c.kind for c in along}

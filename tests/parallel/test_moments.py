@@ -44,6 +44,7 @@ def test_expansion_keeps_what_plain_float8_loses(averages):
     assert np.median(np.abs(ours / exact - 1)) < 0.05
 
 
+@pytest.mark.slow
 def test_averages_follow_stochastic_rounding_but_stall_when_rounded_to_the_nearest(averages):
     exact, nearest, random = averages
     largest = exact.reshape(-1, moments.GROUP).max(-1).repeat(moments.GROUP).reshape(exact.shape)

@@ -98,6 +98,7 @@ def test_every_method_learns_and_eight_devices_do_as_one_does(name, moments, mov
         assert leaf.sharding.is_equivalent_to(shape.sharding, leaf.ndim)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "b1", "bytes_each"),
     [

@@ -67,6 +67,7 @@ def test_gradients_of_adapters_on_a_rounded_base_are_near_those_on_f32(kind, of_
     assert ERRORS[kind] / 10 < difference(rounded, of_f32) < ERRORS[kind]
 
 
+@pytest.mark.slow
 def test_gradients_of_adapters_on_few_bits_are_those_on_the_same_numbers_in_f32():
     params = parameters(NF4)
     same = gradient(adapted(), jax.jit(in_f32)(params))

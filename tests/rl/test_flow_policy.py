@@ -25,6 +25,7 @@ EVERY = [
     FlowConfig(noise="learned", random="all"),
 ]
 UNLIKE = EVERY[::3]
+EACH = [EVERY[0], *(pytest.param(config, marks=pytest.mark.slow) for config in EVERY[1:])]
 
 
 def named(config):
@@ -146,6 +147,7 @@ def width(config: FlowConfig) -> float:
     return float(np.sqrt(np.mean(variances)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("random", "level", "expected"),
     [
@@ -181,7 +183,7 @@ def test_without_width_draws_are_the_plain_samplers_and_have_no_likelihood():
     assert not np.any(drawn.log_prob)
 
 
-@pytest.mark.parametrize("config", EVERY, ids=named)
+@pytest.mark.parametrize("config", EACH, ids=named)
 def test_a_draw_is_what_its_record_says(config):
     drawn = drawn_by(config)
     random = flow_policy.random_steps(config)
@@ -210,7 +212,7 @@ def test_which_step_is_random_is_drawn_for_each_chunk_by_itself_and_evenly():
         assert counts.sum() == counts[:steps].sum() == 4000
 
 
-@pytest.mark.parametrize("config", EVERY, ids=named)
+@pytest.mark.parametrize("config", EACH, ids=named)
 def test_the_density_of_a_draw_is_normals(config):
     """Compares `log_prob` with scipy's density around means computed by hand."""
     from scipy.stats import norm
@@ -293,6 +295,7 @@ def test_a_rows_draw_depends_on_its_key_and_observation_alone(config):
     np.testing.assert_allclose(moved.value, whole.value, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_gradient_of_a_likelihood_is_its_slope():
     config = EVERY[-1]
     drawn, params = drawn_by(config), parameters(config)

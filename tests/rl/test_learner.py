@@ -198,6 +198,7 @@ def test_later_epochs_replay_the_step_with_its_first_proximal_policy(name, minib
     assert counts == (1, 1 + 2 * minibatches, decisions(given))
 
 
+@pytest.mark.slow
 def test_what_is_kept_of_observations_is_made_once_and_changes_nothing():
     how = {"epochs": 3, "minibatches": 2}
     mine, plain, made = learner(kept=observe, **how), learner(**how), []
@@ -212,6 +213,7 @@ def test_what_is_kept_of_observations_is_made_once_and_changes_nothing():
     close(mine.state.params, plain.state.params, 1e-6)
 
 
+@pytest.mark.slow
 def test_a_mesh_learns_as_one_device_does():
     mesh = make_mesh(MeshConfig(data=2, fsdp=4))
     spread, alone = learner(mesh=mesh, epochs=2, kept=observe), learner(epochs=2)

@@ -124,6 +124,7 @@ def test_adapters_are_not_gone_on_with_at_another_alpha(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, params, policy.params)
 
 
+@pytest.mark.slow
 def test_pi0_fasts_adapters_on_few_bits_are_folded_in_for_openpi(tmp_path):
     policy = quantize(drawn(adapted(FAST, 5.0, "language")))
     convert_checkpoint.convert(policy, tmp_path / "theirs", "openpi")

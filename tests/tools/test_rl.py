@@ -204,6 +204,7 @@ def test_steps_to_trace_that_the_run_does_not_make_are_refused(tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_its_checkpoints_config_where_its_own_was_cut(
     finished, checkpoint, tmp_path
 ):

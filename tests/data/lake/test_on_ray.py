@@ -105,6 +105,7 @@ def test_statistics_and_findings_are_those_of_one_process(recorded, copy, ray, m
     assert tally.units > 50
 
 
+@pytest.mark.slow
 def test_edits_are_the_same_bytes(recorded, tmp_path, cluster):
     edits = {
         "copied": Edit(delete=(1,), trims=(Trim((2,), 1, None),)),

@@ -72,6 +72,7 @@ def test_alike_or_absent_weights_give_the_plan_of_before_there_were_any(weights,
     assert hashed(*steps, *typical_costs(sources)) == drawn
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", WEIGHTS)
 @pytest.mark.parametrize("longest", [2, 30])
 def test_samples_are_drawn_as_their_weights_say_after_any_number_of_windows(kind, longest):

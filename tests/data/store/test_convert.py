@@ -94,6 +94,7 @@ convert.convert(open_dataset(sys.argv[1]), LocalFolder(convert.Path(sys.argv[2])
 """
 
 
+@pytest.mark.slow
 def test_a_killed_conversion_keeps_what_was_finished(dataset, recorded, expected, tmp_path):
     root = tmp_path / "s"
     process = subprocess.Popen([sys.executable, "-c", _SLOW, str(recorded), str(root)])

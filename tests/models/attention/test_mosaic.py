@@ -72,7 +72,7 @@ FEW = [(1, 8), (3, 20), (9, 5), (0, 3)]
 @pytest.mark.parametrize(
     ("keys", "queries", "heads", "groups", "dim", "causal"),
     [
-        (RUNS, None, 1, 1, 64, False),
+        pytest.param(RUNS, None, 1, 1, 64, False, marks=pytest.mark.slow),
         (RUNS, None, 2, 1, 64, True),
         pytest.param(TWICE, FEW, 4, 2, 128, False, marks=pytest.mark.slow),
         pytest.param(TWICE, [(1, 40), (2, 50)], 2, 2, 192, True, marks=pytest.mark.slow),
@@ -129,6 +129,7 @@ def test_merged_parts_equal_attention_over_all_keys():
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_no_copy_overwrites_what_is_still_read():
     """Eight tiles of keys pass through the two that shared memory holds."""
     jax.block_until_ready(run(*case([(1, 500)], [(1, 70)]), races=True))

@@ -390,6 +390,7 @@ def test_a_tokenizer_that_is_none_is_refused_by_its_file(content, tmp_path):
         SentencePiece.read(file)
 
 
+@pytest.mark.slow
 def test_mutated_tokenizers_end_no_process(pieces, tmp_path):
     """Runs in a process of its own, as the library is C++: 300 mutations are read or refused."""
     (tmp_path / "pieces").write_bytes(pieces)

@@ -68,6 +68,7 @@ def test_delays_are_even_and_depend_on_key_and_sample_id_alone():
     assert (flow.delays(jax.random.key(8), ids, 2, 4) != drawn).mean() > 0.7
 
 
+@pytest.mark.slow
 def test_the_loss_is_that_of_the_paper_for_every_chunk_by_itself(params):
     """Algorithm 1 of arXiv 2512.05964 in loops of numpy, in our time: given steps are clean, have
     time 0 and do not count."""
@@ -123,6 +124,7 @@ def test_packing_changes_neither_the_loss_nor_the_gradients(params):
     assert_close(together, jax.tree.map(lambda *x: sum(map(np.asarray, x)), *alone))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("time", ["modulation", "input"])
 def test_steps_of_one_flow_time_are_the_chunk_that_it_is_today(params, time):
     model = Pi(replace(CONFIG, time=time, rtc_max_delay=MOST))

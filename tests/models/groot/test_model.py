@@ -214,6 +214,7 @@ def test_masked_padding_gives_each_sample_what_the_port_gives_it_alone(params, a
     assert_near(sample(MODEL, params, batch, recorded["noise"][:, None])[:, 0], actions, 1e-5)
 
 
+@pytest.mark.slow
 def test_the_switch_changes_padded_samples_and_no_others(params, alone):
     recorded = case("padded")
     batch = batch_of(recorded, "released")
@@ -288,6 +289,7 @@ def test_perturbing_one_sample_leaves_the_actions_of_the_others(params, packed):
     assert np.abs(before[row, 1] - after[row, 1]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_the_loss_is_the_mean_over_chunks_at_the_released_density_of_time(params, packed):
     total, count = jax.jit(lambda p, b: MODEL.loss(p, b, KEY))(params, packed)
     assert count == packed.action_mask.sum()

@@ -148,6 +148,7 @@ def test_what_actions_are_relative_to_travels_and_older_processors_are_absolute(
     assert from_json(Processor, value).embodiments[0].relative == ()
 
 
+@pytest.mark.slow
 def test_a_policy_with_relative_actions_adds_the_state_it_saw():
     policy = load_policy(FIXTURES / "pi0" / "params", **TOLD["pi0"])
     robot = policy.processor.embodiments[0]

@@ -27,6 +27,7 @@ def tower(config: SiglipConfig) -> Siglip:
     return Siglip(config, SIZE, 8, film_width=None, compute=Compute("float32"), rngs=nnx.Rngs(0))
 
 
+@pytest.mark.slow
 def test_a_stem_that_changes_nothing_gives_the_tokens_of_a_plain_tower():
     plain, read = tower(CONFIG), tower(replace(CONFIG, stem=STEM))
     pixels, small = 3 * STEM**2, CONFIG.patch // STEM

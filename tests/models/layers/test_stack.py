@@ -47,6 +47,7 @@ def looped(x, weights, shift, remat="none", unroll=False):
     return scan_but_last(layer, x, weights, remat, (shift,), unroll=unroll)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["none", "full"])
 @pytest.mark.parametrize("unroll", [False, True])
 def test_values_and_gradients_are_those_of_the_layers_one_by_one(remat, unroll):

@@ -60,11 +60,18 @@ def assert_close(ours, theirs, tolerance=1e-6):
         np.testing.assert_allclose(a, b, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("GeGLU", "GeGLU with LoRA"),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in list(LAYERS)[2:]),
+    ],
+)
 def test_chunks_change_nothing(name):
     assert_close(results(LAYERS[name], chunk=13), results(LAYERS[name], chunk=0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [MeshConfig(2, 2, 1, 2, 1), MeshConfig(1, 2, 1, 2, 2)])
 @pytest.mark.parametrize("fp8", ["none", "delayed"])
 def test_devices_take_chunks_of_what_they_hold(sizes, fp8):

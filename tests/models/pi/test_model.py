@@ -56,6 +56,7 @@ def test_a_samples_loss_and_gradients_do_not_depend_on_what_it_is_packed_with(pa
         assert_close(with_first, jax.tree.map(np.add, without, alone[0]))
 
 
+@pytest.mark.slow
 def test_padding_changes_nothing(params):
     group = samples(4, 2)
     tight = loss_and_gradient(params, pack([group], PACKED))
@@ -90,6 +91,7 @@ def test_perturbing_one_sample_leaves_the_actions_of_the_others(params):
     assert np.abs(before[:, 1] - after[:, 1]).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_the_loss_is_the_mean_of_its_chunks_and_ignores_masked_entries(params):
     batch = pack([samples(7)], PACKED)
     time, noise = jax.device_get(

@@ -17,7 +17,7 @@ from models.layers.layers import Lora
 from models.pi import lora, openpi
 from tests.helpers.models.openpi_numbers import FIXTURES, TOLD, close, observation
 
-NAMES = ("pi05", "pi0", pytest.param("pi0_lora", marks=pytest.mark.slow))
+NAMES = ("pi05", *(pytest.param(name, marks=pytest.mark.slow) for name in ("pi0", "pi0_lora")))
 ROUNDED = (
     "PaliGemma/llm/layers/attn/q_einsum_1/w",
     "PaliGemma/llm/layers/attn/q_einsum_1/lora_a",

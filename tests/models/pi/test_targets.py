@@ -125,6 +125,7 @@ def test_insulation_stops_the_experts_gradient_at_what_it_reads_and_changes_no_o
     assert_close(insulated, free)
 
 
+@pytest.mark.slow
 def test_the_loss_is_flow_matching_plus_weighted_means_over_samples(params):
     group = samples(3)
     batch = pack([group], PACKED)

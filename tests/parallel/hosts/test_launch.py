@@ -191,6 +191,7 @@ def wait_until_gone(pids: list[int]) -> None:
 CHILD = "import subprocess; c = subprocess.Popen(['sleep', '1000']); print('pid', c.pid); "
 
 
+@pytest.mark.slow
 def test_nothing_is_left_when_one_fails_not_even_their_children():
     process = launch(CHILD + "print('pid', os.getpid()); sys.exit(3) if rank else c.wait()", "-n=2")
     pids = [int(pid) for pid in heard(process, r"pid (\d+)", 4)]
@@ -216,6 +217,7 @@ def test_sigterm_reaches_all_and_a_clean_end_is_one():
     assert (process.returncode, output.count("saved")) == (0, 2), output
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_kills():
     process = launch(
         "signal.signal(signal.SIGINT, lambda *_: print('asked')); print('ready')\n"

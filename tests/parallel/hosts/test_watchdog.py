@@ -67,19 +67,42 @@ def test_a_long_phase_that_is_not_a_step_is_waited_for(tmp_path):
     assert run("note('compiling'); time.sleep(3)", tmp_path).returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("body", "code", "says"),
-    [
-        ("raise ValueError('no such field')", exits.REFUSED, "error: no such field"),
-        ("note('training', 1); raise ValueError('full')", exits.FAILED, "error: full"),
-        ("raise RuntimeError('broken')", exits.FAILED, "RuntimeError: broken"),
-        ("sys.exit(5)", 5, ""),
-        ("raise KeyboardInterrupt", exits.INTERRUPTED, "Interrupted while preparing"),
-        ("note('training', 1); raise KeyboardInterrupt", exits.INTERRUPTED, "while training; --r"),
-        ("raise OSError(30, 'x', 'runs')", exits.FAILED, "error: runs: Read-only file system"),
-    ],
-)
-def test_an_error_is_said_and_gives_the_exit_code(tmp_path, body, code, says):
-    done = run(body, tmp_path, patience=300.0)
-    assert (done.returncode, says in done.stderr) == (code, True), done.stderr
-    assert ("Traceback" in done.stderr) == ("RuntimeError" in body)
+ERRORS = [
+    ("raise ValueError('no such field')", exits.REFUSED, "error: no such field"),
+    ("note('training', 1); raise ValueError('full')", exits.FAILED, "error: full"),
+    ("raise RuntimeError('broken')", exits.FAILED, "RuntimeError: broken"),
+    ("sys.exit(5)", 5, ""),
+    ("raise KeyboardInterrupt", exits.INTERRUPTED, "Interrupted while preparing"),
+    ("note('training', 1); raise KeyboardInterrupt", exits.INTERRUPTED, "while training; --r"),
+    ("raise OSError(30, 'x', 'runs')", exits.FAILED, "error: runs: Read-only file system"),
+]
+FORKS = """
+import os, sys
+from pathlib import Path
+from parallel.hosts.watchdog import Watchdog, note
+folder, *bodies = sys.argv[1:]
+for i, body in enumerate(bodies):
+    if os.fork():
+        print(os.waitstatus_to_exitcode(os.wait()[1]))
+    else:
+        os.dup2(os.open(f"{folder}/{i}.txt", os.O_CREAT | os.O_WRONLY), 2)
+        with Watchdog(Path(folder) / str(i), 300.0):
+            exec(body)
+"""
+"""Each body in a process of its own, all of which one process forks that has done the imports."""
+
+
+def test_an_error_is_said_and_gives_the_exit_code(tmp_path):
+    bodies = [body for body, _, _ in ERRORS]
+    done = subprocess.run(
+        [sys.executable, "-u", "-c", FORKS, str(tmp_path), *bodies],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.stdout.split() == [str(code) for _, code, _ in ERRORS], done.stderr
+    for i, (body, _, says) in enumerate(ERRORS):
+        told = (tmp_path / f"{i}.txt").read_text()
+        assert says in told
+        assert ("Traceback" in told) == ("RuntimeError" in body), told

@@ -35,6 +35,7 @@ def test_a_models_flops_are_those_of_its_products_forward_and_backward():
     assert model_flops(Denoiser(32), OPTIMIZER, placed(batch(0))) == {"float32": by_hand(16)}
 
 
+@pytest.mark.slow
 def test_what_is_recomputed_for_backward_does_not_count():
     rows = placed(small_pi.batch(0))
     once, again = (

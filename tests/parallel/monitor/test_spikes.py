@@ -81,6 +81,7 @@ def test_a_bad_step_changes_nothing_but_the_counts():
     assert taken(batch(0), halts_at=1) == (untouched, True, 0)  # too late: step 0 halted the run
 
 
+@pytest.mark.slow
 def test_skipped_steps_are_counted_and_the_same_in_a_resumed_run(tmp_path, capsys):
     run(tmp_path / "whole", CONFIG, bad_at({5, 6, 9}))
     whole = lines(tmp_path / "whole")
@@ -117,6 +118,7 @@ def test_ten_bad_steps_in_a_row_end_a_run_that_skips_them(tmp_path):
     assert caught.value.step == 11
 
 
+@pytest.mark.slow
 def test_a_gradient_far_above_the_usual_is_a_spike_in_a_resumed_run_too(tmp_path):
     config = replace(CONFIG, steps=40, save_every=7, spike_factor=8.0)
     run(tmp_path / "whole", config, bad_at({10, 30}, factor=1e3))
@@ -158,6 +160,7 @@ def test_a_rollback_goes_on_from_the_checkpoint_with_the_batches_after_the_bad_o
     assert lines(tmp_path / "whole") == lines(tmp_path / "plain")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failing", [10, 14])
 def test_a_rollback_is_repeated_by_a_resumed_run(tmp_path, failing):
     config = replace(CONFIG, on_bad_step="rollback")

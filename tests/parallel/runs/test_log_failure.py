@@ -62,6 +62,7 @@ def untouched(tmp_path_factory):
     return dict(losses(directory))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("log", LOGS)
 def test_a_log_on_a_full_disk_stops_the_run_after_saving_it(tmp_path, untouched, log):
     with pytest.raises(OSError, match="No space left on device; make room") as error:

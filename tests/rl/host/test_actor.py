@@ -51,6 +51,7 @@ def test_a_requests_answer_is_its_own_to_the_bit_whatever_it_is_asked_with(actor
     assert len({answer.actions.tobytes() for answer in whole}) == 5
 
 
+@pytest.mark.slow
 def test_answers_are_draws_in_the_robots_units(actor, params):
     asked = requests()
     answers = actor.answer(params, asked)

@@ -136,6 +136,7 @@ def test_goals_are_larger_in_both_cameras_of_mt10_than_in_the_corner():
     assert min(many.values()) > 2 * few["observation.images.corner"] > 0
 
 
+@pytest.mark.slow
 def test_a_recording_may_draw_only_some_steps_which_are_those_of_one_that_draws_all(slots):
     start = Start("button-press-topdown-v3", 3)
     with load_suite("metaworld").cheaper(3, True).open((start.task,), 1, 48) as sparse:

@@ -78,6 +78,7 @@ def test_the_wrists_camera_moves_with_the_gripper_and_the_fronts_stays(scene):
     assert off[:, 0].min() > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 def test_distractors_lie_in_view_and_touch_nothing(task):
     env = Tabletop(task, random=Randomisation(distractors=3), group_size=64)

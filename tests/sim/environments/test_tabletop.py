@@ -50,6 +50,7 @@ def test_blocks_start_apart_and_in_view(envs):
         assert np.abs(place).max() < 0.16
 
 
+@pytest.mark.slow
 def test_an_episode_is_the_same_in_any_batch(env):
     actions = _actions(env, len(SEEDS), 6)
     together = env.step_chunk(env.reset(SEEDS), actions)

@@ -193,6 +193,7 @@ def test_a_simulator_killed_while_it_waits_is_told_of_when_next_asked(tmp_path):
         assert len(set(children()) - before - {first}) == 1
 
 
+@pytest.mark.slow
 def test_poll_waits_for_the_first_to_finish_and_no_longer_than_told():
     with Processes(SIMULATOR, 2, options={"slow": 1.0}) as slots:
         assert slots.poll() == []
@@ -343,6 +344,7 @@ def _alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_evaluation_reruns_what_a_simulator_failed_in_and_any_number_of_slots_agree(tmp_path):
     starts = [Start(task, seed) for task in ("calm", "crash", "raise") for seed in range(3)]
 

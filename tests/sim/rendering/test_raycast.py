@@ -138,6 +138,7 @@ def test_rays_meet_what_mujocos_rays_meet(solids, tabletop):
         np.testing.assert_allclose(distance[met], far[met], rtol=3e-5)
 
 
+@pytest.mark.slow
 def test_light_falls_as_mujocos_normals_say_and_shadows_where_its_rays_are_blocked(solids):
     model, data = solids
     _, far, normals = _rays(model, data, ABOVE, 48)
@@ -193,6 +194,7 @@ def test_a_camera_on_a_body_sees_what_a_fixed_one_at_its_place_sees(solids):
     assert (both[0] == both[1]).mean() > 0.999
 
 
+@pytest.mark.slow
 def test_an_environment_looks_the_same_beside_any_others(solids):
     geoms, frames = _scene(*solids)
     rng = np.random.default_rng(0)

@@ -24,6 +24,7 @@ def test_every_size_divides_into_its_micro_batches():
         assert size.rows % size.accumulation == 0
 
 
+@pytest.mark.slow
 def test_costs_follow_width_and_micro_batches():
     one, wide, split = (
         features(size) for size in (Size(64, 1, 4), Size(128, 1, 4), Size(64, 1, 4, 2))

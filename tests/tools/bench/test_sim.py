@@ -34,6 +34,7 @@ def test_on_a_gpu_a_renderer_that_cannot_draw_leaves_its_error_alone(monkeypatch
         assert re.search(r"gave no answer to .*: \w+Error: .*needs\.$", rates["error"])
 
 
+@pytest.mark.slow
 def test_c_mujoco_and_its_renderer_do_the_same_scene_as_ours():
     environment = dict(os.environ)
     try:

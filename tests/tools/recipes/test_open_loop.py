@@ -59,6 +59,7 @@ def saved(policy, out, **config):
     return out
 
 
+@pytest.mark.slow
 def test_a_policy_fitted_to_other_episodes_beats_the_baselines(found):
     errors = found[0].errors
     assert errors[POLICY].mean < 0.02

@@ -85,6 +85,7 @@ def alone(policy, i, key, cameras=CAMERAS):
     return policy.infer(inputs, keys=np.array([key]))["actions"][0]
 
 
+@pytest.mark.slow
 def test_what_a_client_gets_does_not_depend_on_who_else_asks(policy):
     def ask(url, i):
         with client(url) as one:

@@ -48,6 +48,7 @@ def test_a_kept_program_answers_the_same_and_is_not_traced_again(tmp_path, trace
     assert file.suffix == ".stablehlo"
 
 
+@pytest.mark.slow
 def test_other_weights_share_a_program_and_another_sampler_does_not(tmp_path, traced):
     policy = fresh()
     acted(with_programs(policy, tmp_path))

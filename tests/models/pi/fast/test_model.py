@@ -121,6 +121,7 @@ def learnt(model, params, samples, loss):
     return params
 
 
+@pytest.mark.slow
 def test_packing_changes_neither_loss_nor_gradients(params, samples, loss):
     together = CONFIG.layout(prefix=140, samples=3, images=3, targets=40)
     alone = CONFIG.layout(prefix=70, samples=1, images=1, targets=30)

@@ -18,6 +18,8 @@ from tests.helpers.models.released_cases import answers, case_policy
 
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "pi0_fast"
 CASES = sorted(file.parent for file in FIXTURES.glob("openpi/*/case.json"))
+FIRST, *OTHERS = CASES
+SLOW = [pytest.param(case, marks=pytest.mark.slow) for case in OTHERS]
 UNRUNNABLE = {"paligemma_fast_droid", "paligemma_fast_specialist_droid"}
 """openpi's own configs of them raise TypeError (DroidInputs takes no action_dim)."""
 
@@ -43,6 +45,7 @@ def test_prompts_are_openpis(case):
         np.testing.assert_array_equal(request.sample.text, text[text >= 0])
 
 
+@pytest.mark.parametrize("case", [FIRST, *SLOW], indirect=True, ids=lambda c: c.name)
 def test_actions_are_openpis(case):
     policy, seen, recorded = case
     for one, actions in zip(seen, recorded["actions"], strict=True):
@@ -50,7 +53,7 @@ def test_actions_are_openpis(case):
         close(found.reshape(found.shape[-2:]), actions)
 
 
-@pytest.mark.parametrize("case", [CASES[0], CASES[3]], indirect=True, ids=lambda c: c.name)
+@pytest.mark.parametrize("case", [FIRST, SLOW[2]], indirect=True, ids=lambda c: c.name)
 def test_tokens_are_openpis_with_the_grammar_and_without(case):
     policy, seen, recorded = case
     model, processor = told(policy.model, policy.processor), policy.processor
