@@ -65,6 +65,7 @@ def test_rounding_is_right_on_average_and_near_each_time(least_power):
     assert np.median(np.abs(nearest / x - 1)) < 0.03
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(1,), (5, 3), (4, 3, 300)])
 def test_any_shape_keeps_signs_zeros_equal_values_and_what_is_not_finite(shape):
     x = np.random.default_rng(0).normal(size=shape).astype(np.float32)

@@ -219,6 +219,7 @@ def test_data_that_ends_early_is_an_error(tmp_path):
         run(tmp_path, source=lambda start, where: iter([fed(i) for i in range(3)]))
 
 
+@pytest.mark.slow
 def test_a_run_told_to_stop_does_not_wait_for_slow_data(tmp_path, uninterrupted, monkeypatch):
     trained, released = threading.Event(), threading.Event()
     monkeypatch.setattr("parallel.prefetch._PATIENCE", 0.1)
@@ -256,6 +257,7 @@ def test_an_evaluation_is_told_of_a_signal_and_not_logged(tmp_path):
     assert not [line for line in read_metrics(tmp_path) if "eval_loss" in line]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [4, 8])
 def test_an_evaluation_that_signals_interrupt_is_made_once_before_the_run_goes_on(tmp_path, at):
     made, begun, signals = [], [], [signal.SIGTERM] * 2

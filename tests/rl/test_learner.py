@@ -111,6 +111,7 @@ def test_fresh_experience_in_one_micro_batch_is_the_synchronous_step_bit_for_bit
         assert mine.version == int(mine.state.version) == int(mine.state.step) == version + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppo", "vtrace"])
 def test_streamed_micro_batches_in_any_order_learn_what_one_big_batch_does(name):
     config = replace(PPO, name=name)
@@ -147,6 +148,7 @@ def test_gradients_are_those_of_the_whole_batch_and_no_mean_of_means():
         assert learn(learner(), given, size)["grad_norm"] == pytest.approx(norm, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "minibatches"), [("ppo", 1), ("decoupled", 1), ("decoupled", 3)])
 def test_later_epochs_replay_the_step_with_its_first_proximal_policy(name, minibatches):
     config, optimizer = replace(PPO, name=name), replace(OPTIMIZER, learning_rate=0.1)

@@ -227,6 +227,7 @@ def test_a_pi05_that_reads_no_state_is_written_for_openpi_alone(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, params, policy.params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wanted", ["none", "current", "delayed"])
 def test_a_run_in_float8_with_delayed_scales_is_begun_from_at_any_precision(wanted, tmp_path):
     policy = drawn(PI0.computing(fp8="delayed"))

@@ -359,6 +359,7 @@ def test_a_change_that_cannot_be_is_refused_before_anything_is_acted(
     assert not (tmp_path / "out" / "episodes.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_a_delay_beyond_the_chunks_is_refused_by_name_and_left_out_of_all(suites, seeing, tmp_path):
     config = EvaluateConfig(
         seeing, f"{suites}:VARIED", out=tmp_path, euler_steps=1, replan_steps=8, episodes=1
@@ -503,6 +504,7 @@ def test_a_policy_of_another_robot_is_refused_with_what_both_have(suites, checkp
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("suite", "package", "task", "dims", "theirs", "cameras"),
     [

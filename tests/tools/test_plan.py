@@ -245,6 +245,7 @@ def test_the_curve_bends_down_with_devices(task, profiles, tmp_path):
     assert (tmp_path / "curve.svg").read_text().count("<path") > 10
 
 
+@pytest.mark.slow
 def test_the_command_writes_its_table_and_all_that_fit(tmp_path, capsys):
     run, out = PlannedRun(preset="tiny", rows=16, dataset_frames=1000), tmp_path / "plan.json"
     main(run, Machines(gpus=2), remats=("none",), out=out, as_json=True)

@@ -79,6 +79,7 @@ def test_runs_are_compared_in_one_figure(finished, tmp_path):
         rl_figures.write_comparison([tmp_path], tmp_path / "d.svg")
 
 
+@pytest.mark.slow
 def test_a_run_leaves_metrics_curves_evaluations_and_a_policy_that_acts(finished, checkpoint):
     found = rows(finished)
     assert [row["step"] for row in found] == [0, 1, 2]
@@ -107,6 +108,7 @@ def test_a_policy_saved_in_16_bits_learns_in_32(checkpoint, tmp_path):
     assert {x.dtype for x in leaves} == {np.dtype("float32")}
 
 
+@pytest.mark.slow
 def test_held_out_starts_are_never_learnt_from(finished):
     learnt, evaluated = (Noted.seeds[name] for name in ("slots 0", "closed loop"))
     assert len(learnt) == HOST.steps * HOST.rollout.groups
@@ -190,6 +192,7 @@ def test_an_interrupted_run_saves_its_last_whole_step_and_goes_on_to_the_same(
     assert jax.tree.all(jax.tree.map(np.array_equal, one, other))
 
 
+@pytest.mark.slow
 def test_only_what_does_not_change_the_learning_may_change_when_it_goes_on(finished, checkpoint):
     paths = rl.RlPaths(checkpoint, finished, resume=True)
     rl.run(paths, replace(HOST, eval_every=1), QUIET)
@@ -223,6 +226,7 @@ def test_a_run_goes_on_with_its_checkpoints_config_where_its_own_was_cut(
     assert read_closed_loop(out) == read_closed_loop(finished)
 
 
+@pytest.mark.slow
 def test_a_run_saved_with_other_euler_steps_than_it_acted_with_goes_on(
     finished, checkpoint, tmp_path
 ):
@@ -236,6 +240,7 @@ def test_a_run_saved_with_other_euler_steps_than_it_acted_with_goes_on(
     assert json.loads((out / "config.json").read_text())["model"]["steps"] == HOST.flow.steps
 
 
+@pytest.mark.slow
 def test_a_run_is_not_resumed_in_another_environment_of_the_same_name(
     finished, checkpoint, tmp_path, monkeypatch
 ):
@@ -260,6 +265,7 @@ def test_a_run_is_not_resumed_in_another_environment_of_the_same_name(
     assert own.steps(out / "checkpoints") == own.steps(finished / "checkpoints")
 
 
+@pytest.mark.slow
 def test_steps_may_grow_unless_the_schedule_ends_with_them(finished, checkpoint, tmp_path):
     out = shutil.copytree(finished, tmp_path / "out")
     falling = replace(HOST.learner.optimizer, schedule="linear")

@@ -123,6 +123,7 @@ def here(work, units, done):
     return (work(unit, done) for unit in units)
 
 
+@pytest.mark.slow
 def test_an_upgrade_is_the_same_bytes(episodes, tmp_path, cluster):
     old = write_v21(tmp_path / "old", episodes, FEATURES, 20)
     upgrade(old, tmp_path / "new")
@@ -132,6 +133,7 @@ def test_an_upgrade_is_the_same_bytes(episodes, tmp_path, cluster):
     assert cluster.units >= len(LENGTHS)
 
 
+@pytest.mark.slow
 def test_an_import_is_the_same_bytes(tmp_path, cluster):
     recordings = tmp_path / "recordings"
     recordings.mkdir()

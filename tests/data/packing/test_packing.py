@@ -147,6 +147,7 @@ def test_fitted_budgets_hold_any_sample_and_most_of_the_prefix_given():
         assert fitted.text >= text.max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lay",
     [layout(96, 9, 5, 99, 16, 1), layout(120, 9, 6, 99, 8, 10), layout(64, 9, 9, 99, 4)],

@@ -193,6 +193,7 @@ def test_rows_are_99_percent_full_on_one_to_three_cameras(tokens, places):
     assert fill.images >= 0.99
 
 
+@pytest.mark.slow
 def test_ranks_with_four_rows_or_more_wait_less_than_2_percent_for_the_slowest():
     sources = five()
     fitted = fit_layout(*typical_costs(sources), layout(2000, 2000, 16, 2000, 256, 1))

@@ -159,6 +159,7 @@ def test_an_epoch_of_few_draws_shows_nothing_that_recurs():
     assert np.histogram(frames, 10, (0, 100))[0].min() > 25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", WEIGHTS)
 def test_a_weighted_plan_keeps_budgets_shares_and_every_promise_of_a_plan(kind):
     sources = [

@@ -386,6 +386,7 @@ def test_our_kernels_on_the_gpu_equal_dense(
     assert_near(dense, outputs_and_gradients(ours, q, k, v, segment, segment, **options), 2e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 1), (2, 2, 1, 1, 2), (1, 2, 2, 2, 1)])
 def test_a_pictures_attention_is_jaxs_own_by_our_kernel_too(monkeypatch, sizes):
     axes = ("data", "fsdp", "stage", "context")

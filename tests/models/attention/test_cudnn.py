@@ -103,6 +103,7 @@ def test_bfloat16_gradients_are_as_good_as_denses(ours):
     assert all(ours < 1.5 * dense for dense, ours in zip(*errors, strict=True))
 
 
+@pytest.mark.slow
 def test_a_gradient_that_the_output_cannot_carry_is_not_a_number(ours):
     q, *rest = CASES["chunks onto rows"]
     d_q = jax.grad(lambda q: ours(q, *rest).lse.sum())(q)
@@ -117,6 +118,7 @@ def test_of_an_output_without_gradient_nothing_comes(ours):
     assert np.abs(d_q[:, :9]).max() > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split_queries", [True, False])
 def test_a_row_split_over_devices_gives_the_same(monkeypatch, split_queries):
     cudnn_calls.emulate(monkeypatch)

@@ -96,6 +96,7 @@ def test_the_loss_is_that_of_the_paper_for_every_chunk_by_itself(params):
     assert 0 < count < mask.sum()
 
 
+@pytest.mark.slow
 def test_given_steps_get_no_gradient(params, monkeypatch):
     batch, act = pack([samples(7)], PACKED), pi._Modules.act
     delay = flow.delays(KEY, batch.sample_id, 2, MOST)
@@ -240,6 +241,7 @@ def test_without_committed_actions_not_a_bit_changes(policies):
     np.testing.assert_array_equal(again, free)
 
 
+@pytest.mark.slow
 def test_the_way_of_continuing_is_a_choice(policies):
     plain, trained = policies
     asked = {"keys": KEYS[:4], "committed": 2}

@@ -235,6 +235,7 @@ def spread(key: str) -> np.ndarray:
     return out
 
 
+@pytest.mark.slow
 def test_packed_samples_have_the_errors_gradients_and_actions_they_have_alone(
     params, packed, alone
 ):
@@ -272,6 +273,7 @@ def test_robots_use_the_rows_they_were_given_and_train_no_others(params, packed,
             assert set(np.unique(np.nonzero(ours)[0])) == set(rows)
 
 
+@pytest.mark.slow
 def test_perturbing_one_sample_leaves_the_actions_of_the_others(params, packed):
     changed = {name: np.array(getattr(packed, name)) for name in ("images", "text", "state")}
     tokens, row = CONFIG.tokens_per_image, 0

@@ -88,6 +88,7 @@ def test_nvidias_files_of_the_same_weights_and_statistics_act_alike(policy, reco
     np.testing.assert_array_equal(found[0], policy.infer(seen, noise=noise[0])["actions"])
 
 
+@pytest.mark.slow
 def test_a_policy_survives_the_road_to_nvidias_files(policy, recorded, tmp_path):
     write(policy, tmp_path / "exported")
     again = load_policy(tmp_path / "exported")

@@ -69,6 +69,7 @@ def test_rows_that_fill_up_a_group_do_not_weaken_its_damping():
     assert np.mean(~np.isclose(ours, expected, rtol=1e-5, atol=1e-6)) < 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_products_err_less_than_with_each_number_rounded_by_itself(kind, monkeypatch):
     """In two groups, the second of them short."""

@@ -144,6 +144,7 @@ def test_zeros_stay_zero_and_nothing_else_is_made_of_them(recipe):
         assert not np.asarray(result).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("recipe", ["current", "delayed", "block"])
 def test_a_bad_number_shows_in_its_row_and_in_no_other(recipe, value):
@@ -154,6 +155,7 @@ def test_a_bad_number_shows_in_its_row_and_in_no_other(recipe, value):
     assert finite.tolist() == [True, False, True, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["current", "delayed", "block"])
 def test_stacked_layers_under_scan_and_vmap_compute_what_single_ones_do(recipe):
     rng = np.random.default_rng(0)

@@ -103,6 +103,7 @@ def test_with_repeats_weights_travel_by_permutation_and_once():
     assert set(moved) == {1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("repeats", [1, 2])
 @pytest.mark.parametrize("remat", ["none", "full"])
 def test_backward_keeps_no_copy_of_weights_for_a_micro_batch(repeats, remat):
@@ -128,6 +129,7 @@ def test_backward_keeps_no_copy_of_weights_for_a_micro_batch(repeats, remat):
     assert needed(16) < 1.2 * needed(2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("microbatches", "repeats"), [(4, 1), (4, 2)])
 def test_float8_histories_get_the_largest_magnitudes_of_all_micro_batches(microbatches, repeats):
     mesh, compute = mesh_of(2), Compute("float32", fp8="delayed")

@@ -79,6 +79,7 @@ def test_bytes_are_those_of_the_bits():
         assert held * 8 / numbers == pytest.approx(bits, abs=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_projection_multiplies_as_its_rounded_matrix_forward_and_backward(kind):
     dense = Dense((4, 40), 200, compute=Compute("float32"), rngs=nnx.Rngs(0))

@@ -147,6 +147,7 @@ def test_the_loss_is_flow_matching_plus_weighted_means_over_samples(params):
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_room_for_targets_that_no_sample_has_changes_nothing(params):
     group = bare(samples(4))
     (with_room, _), _ = loss_and_gradient(params, pack([group], PACKED))

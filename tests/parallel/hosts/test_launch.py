@@ -200,6 +200,7 @@ def test_nothing_is_left_when_one_fails_not_even_their_children():
     wait_until_gone(pids)
 
 
+@pytest.mark.slow
 def test_processes_do_not_outlive_a_launcher_that_is_killed():
     process = launch("print('pid', os.getpid()); time.sleep(1000)", "-n", "2")
     pids = [int(pid) for pid in heard(process, r"pid (\d+)", 2)]

@@ -55,6 +55,7 @@ def test_a_step_that_never_ends_ends_the_process_with_its_stacks(tmp_path):
     assert json.loads((tmp_path / "report.json").read_text())["rank"] == 0
 
 
+@pytest.mark.slow
 def test_a_stall_ends_the_process_where_its_stacks_cannot_be_written(tmp_path):
     folder = tmp_path / "a file"
     folder.touch()

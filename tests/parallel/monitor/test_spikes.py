@@ -147,6 +147,7 @@ def following(ranges):
     return lambda start, where: (fed(i) for r in ranges for i in r)
 
 
+@pytest.mark.slow
 def test_a_rollback_goes_on_from_the_checkpoint_with_the_batches_after_the_bad_one(
     tmp_path, capsys
 ):

@@ -62,6 +62,7 @@ def test_a_missing_compiler_names_the_extra(monkeypatch):
         deviceless.devices()
 
 
+@pytest.mark.slow
 def test_a_plugin_that_jax_left_out_is_explained():
     """JAX drops the plugin at its start where no CUDA libraries are found."""
     program = (

@@ -122,6 +122,7 @@ def test_products_of_a_small_model_are_those_xla_counts():
     assert 0.85 < found.flops / theirs < 1.0
 
 
+@pytest.mark.slow
 def test_pi05_costs_six_operations_per_parameter_and_place():
     """Three passes of 2 FLOPs over the weights that a place meets, and the scores of attention."""
     few, params = gradient_work(with_remat(PI05.model, "none"), 8, PLACES)

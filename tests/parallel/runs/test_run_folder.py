@@ -100,6 +100,7 @@ def test_checkpoints_that_come_back_are_gone_on_from(at, whole, tmp_path):
     assert losses(at) == whole
 
 
+@pytest.mark.slow
 def test_a_run_killed_before_its_first_save_begins_again(tmp_path, whole):
     never = replace(CONFIG, save_every=100)
     with pytest.raises(ValueError, match="data ended after 3"):

@@ -72,6 +72,7 @@ def test_without_noise_answers_are_the_policys(params):
     np.testing.assert_allclose(chunks, POLICY.answer(asked), atol=2e-6)
 
 
+@pytest.mark.slow
 def test_the_values_of_observations_are_those_recorded_with_their_chunks(actor, params):
     head = jax.tree.map(lambda x: x + 0.1, params["value"])
     asked, moved = requests(), params | {"value": head}

@@ -275,6 +275,7 @@ def test_a_signal_between_turns_ends_the_evaluation(tmp_path):
     assert breed(tmp_path, resume=True, config=replace(CONFIG, steps=2)).finished
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hopeless", [1e3, 1e-9])
 def test_a_hopeless_learning_rate_is_got_rid_of(hopeless, tmp_path):
     """The one is not finite any more after some steps, the other stays where it begins."""

@@ -76,6 +76,7 @@ print(json.dumps([list(metaworld.ALL_V3_ENVIRONMENTS), list(env_dict.MT10_V3)]))
     assert sorted(ten) == sorted(load_suite("metaworld_mt10").tasks) == sorted(MT10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["push-v3", "pick-place-v3", "push-back-v3"])
 def test_the_expert_grasps_with_a_hand_that_had_closed_on_nothing(python, task):
     with open_slots((task,), 1, 48, python=python, cameras=()) as slots:

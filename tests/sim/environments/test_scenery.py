@@ -96,6 +96,7 @@ def test_distractors_lie_in_view_and_touch_nothing(task):
     assert np.abs(others).max() < 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drawers", [False, True])
 def test_more_distractors_change_no_colour_of_varied_starts(drawers):
     """Plain varied starts look as they always have."""

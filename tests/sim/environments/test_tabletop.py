@@ -61,6 +61,7 @@ def test_an_episode_is_the_same_in_any_batch(env):
         assert np.array_equal(env.observe(alone[0]).images[0], pictures[i])
 
 
+@pytest.mark.slow
 def test_more_environments_than_lanes_act_alike(env):
     seeds = np.arange(env.group_size + 3)
     actions = _actions(env, len(seeds), 2)

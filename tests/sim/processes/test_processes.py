@@ -302,6 +302,7 @@ def test_one_that_cannot_start_again_says_so_once(tmp_path):
 
 
 def test_no_process_and_no_file_is_left_when_closed_or_forgotten():
+    gc.collect()  # what other tests left open
     before, open_files = children(), len(os.listdir("/proc/self/fd"))
     closed = Processes(SIMULATOR, 2)
     assert len(children()) == len(before) + 2

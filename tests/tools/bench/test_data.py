@@ -20,6 +20,7 @@ def batch(kind, form, cache):
         return next(loader)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["av1", "png"])
 def test_every_form_of_a_dataset_gives_the_same_batch_of_a_released_models_size(kind, tmp_path):
     direct, raw, jpeg = (batch(kind, form, tmp_path) for form in ("straight", "raw", "jpeg"))

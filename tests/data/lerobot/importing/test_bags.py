@@ -433,6 +433,7 @@ def test_recordings_of_several_formats_are_not_mixed(tmp_path):
         load(tmp_path, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["MCAP", "ROS 1", "SQLite", "MCAP of ROS 2"])
 def test_a_recording_is_read_a_chunk_at_a_time(kind, tmp_path):
     topics, peaks = (JOINTS, COMMAND, CAMERA), []

@@ -135,6 +135,7 @@ SPLITS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", SPLITS)
 def test_each_device_multiplies_what_it_holds_and_split_contractions_are_summed(
     as_on_a_hopper, split

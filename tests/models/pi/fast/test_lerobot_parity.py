@@ -65,6 +65,7 @@ def test_prompts_and_action_tokens_are_lerobots(batch, case):
         np.testing.assert_array_equal(sample.action_tokens, tokens[tokens >= 0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", ["stacked", "apart"])
 def test_words_written_freely_are_lerobots(case, layers):
     policy, seen, recorded = case
