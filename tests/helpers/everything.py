@@ -2,10 +2,10 @@
 
     make everything      # or, in any environment, python -m tests.helpers.everything
 
-After each part, docs/results/suite.md says what ran, where and when; tests/seconds.json how long
-each file of slow tests and each drill took, by which CI deals them out (tests/helpers/rotation.py).
-A part that passed on this commit with these versions is not run again, so the command goes on where
-it was stopped.
+Slow tests and drills are a part for each package. After each part, docs/results/suite.md says what
+ran, where and when; tests/seconds.json how long each file of slow tests and each drill took, by
+which CI deals them out (tests/helpers/rotation.py). A part that passed on this commit with these
+versions is not run again, so the command goes on where it was stopped.
 """
 
 import json
@@ -14,50 +14,60 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 from xml.etree.ElementTree import Element, parse
 
+import pytest
+
+from tests.helpers.arrows import ARROWS
 from tests.helpers.rotation import ROOT, SECONDS, head
 from tools.bench import pages
 from tools.command_line.versions import versions
 
 RUNS = ROOT / "docs" / "results" / "data" / "suite.json"
-PARTS = {
-    "fast": "not slow and not fuzz and not drill",
-    "slow": "slow and not fuzz and not drill",
-    "drills": "drill and not fuzz",
-    "fuzz": "fuzz",
+_FOLDERS = {package: (f"tests/{package}",) for package in ARROWS} | {
+    "others": ("tests", *(f"--ignore=tests/{package}" for package in ARROWS))
 }
-"""Each part's tests, by their markers. Those marked `gpu` skip where there is none."""
+PARTS = {
+    "fast": ("not slow and not fuzz and not drill", ("tests",)),
+    **{f"slow, {of}": ("slow and not fuzz and not drill", _FOLDERS[of]) for of in _FOLDERS},
+    **{f"drills, {of}": ("drill and not fuzz", _FOLDERS[of]) for of in _FOLDERS},
+    "fuzz": ("fuzz", ("tests",)),
+}
+"""Each part's tests: their markers, and where they are. Those marked `gpu` skip where there is
+none."""
 
 
 def main() -> None:
     """Runs the parts that have not passed on this commit, and exits with 1 if a test failed."""
     found = versions()
     here = {key: found[key] for key in ("python", "jax", "hardware")} | {"commit": head()}
-    for part, markers in PARTS.items():
+    for part, words in PARTS.items():
         known = json.loads(RUNS.read_text(encoding="utf-8"))
         if any(run.items() >= {**here, "part": part, "failed": 0}.items() for run in known["runs"]):
             print(f"{part}: passed on this commit.", flush=True)
             continue
         last = [run["minutes"] for run in known["runs"] if run["part"] == part]
-        print(f"{part}: about {max(last, default=60):.0f} minutes", flush=True)
-        told, seconds = run_part(markers, ROOT)
-        _write(RUNS, kept(known, here | {"part": part} | told))
-        if part in ("slow", "drills"):
-            _write(SECONDS, json.loads(SECONDS.read_text(encoding="utf-8")) | {part: seconds[part]})
-        pages.main()
+        print(part, *(f"took {minutes} minutes before" for minutes in last[-1:]), flush=True)
+        if ran := run_part(*words, ROOT):
+            told, seconds = ran
+            _write(RUNS, kept(known, here | {"part": part} | told))
+            _write(SECONDS, timed(json.loads(SECONDS.read_text(encoding="utf-8")), part, seconds))
+            pages.main()
     runs = json.loads(RUNS.read_text(encoding="utf-8"))["runs"]
     sys.exit(any(run["failed"] and run.items() >= here.items() for run in runs))
 
 
-def run_part(markers: str, root: Path) -> tuple[dict[str, Any], dict[str, dict[str, float]]]:
-    """Runs the tests under `root` with these markers; gives the counts, minutes, date and load, and
-    the seconds of each file ("slow") and of each test ("drills").
+def run_part(
+    markers: str, where: Sequence[str], root: Path
+) -> tuple[dict[str, Any], dict[str, dict[str, float]]] | None:
+    """Runs the tests of these markers and places under `root`; gives the counts, minutes, date and
+    load, and the seconds of each file ("slow") and of each test ("drills"); nothing where there is
+    no such test.
 
     Raises:
       ValueError: pytest did not come to its end.
@@ -65,8 +75,10 @@ def run_part(markers: str, root: Path) -> tuple[dict[str, Any], dict[str, dict[s
     load, since = os.getloadavg()[0], time.monotonic()
     with TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        words = ["-m", markers, "-n", "2", "--dist", "loadfile", f"--junitxml={report}"]
+        words = [*where, "-m", markers, "-n2", "--dist", "loadfile", f"--junitxml={report}"]
         status = subprocess.run([sys.executable, "-m", "pytest", *words], cwd=root).returncode
+        if status == pytest.ExitCode.NO_TESTS_COLLECTED:
+            return None
         if status not in (0, 1):
             raise ValueError(f"pytest ended with {status}, so its counts are not of all tests.")
         cases = list(parse(report).iter("testcase"))
@@ -80,6 +92,17 @@ def run_part(markers: str, root: Path) -> tuple[dict[str, Any], dict[str, dict[s
     return told, {"slow": _sums(cases, _file), "drills": _sums(cases, _test)}
 
 
+def timed(
+    known: Mapping[str, Mapping[str, float]], part: str, seconds: Mapping[str, Mapping[str, float]]
+) -> dict[str, Any]:
+    """The seconds with those of a part in the place of all that were known of its package."""
+    kind, _, of = part.partition(", ")
+    if kind not in seconds:
+        return dict(known)
+    others = {name: cost for name, cost in known[kind].items() if _folder(name) != of}
+    return {**known, kind: dict(sorted({**others, **seconds[kind]}.items()))}
+
+
 def kept(known: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
     """The record with a run in the place of the last one of its part and versions."""
     same = ("python", "jax", "part")
@@ -87,6 +110,11 @@ def kept(known: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
     order = list(PARTS)
     runs = sorted([*others, run], key=lambda r: (r["python"], r["jax"], order.index(r["part"])))
     return {"runs": runs}
+
+
+def _folder(name: str) -> str:
+    folder = name.split("/")[1]
+    return folder if folder in ARROWS else "others"
 
 
 def _outcome(case: Element) -> str:
