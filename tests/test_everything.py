@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers import everything
 from tests.helpers.everything import kept, run_part, timed
 
 TESTS = """
@@ -27,7 +28,9 @@ def test_is_of_another_part(): pass
 
 
 @pytest.mark.slow
-def test_a_part_is_counted_with_the_seconds_of_its_files_and_tests(tmp_path: Path) -> None:
+def test_a_part_is_counted_with_the_seconds_of_its_files_and_tests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow: takes long\n  drill: kills\n")
     folder = tmp_path / "tests" / "rl"
     folder.mkdir(parents=True)
@@ -36,6 +39,8 @@ def test_a_part_is_counted_with_the_seconds_of_its_files_and_tests(tmp_path: Pat
     assert run_part("drill", ("tests/rl",), tmp_path) is None
     assert [told[key] for key in ("passed", "skipped", "failed")] == [2, 1, 2]
     assert list(seconds["slow"]) == ["tests/rl/test_small.py"]
+    monkeypatch.setattr(everything, "LONG", -1.0)
+    assert run_part("slow", ("tests/rl",), tmp_path)[1]["slow"].keys() == seconds["drills"].keys()
     assert "tests/rl/test_small.py::test_passes[1]" in seconds["drills"]
 
 

@@ -24,7 +24,7 @@ from xml.etree.ElementTree import Element, parse
 import pytest
 
 from tests.helpers.arrows import ARROWS
-from tests.helpers.rotation import ROOT, SECONDS, head
+from tests.helpers.rotation import LONG, ROOT, SECONDS, head
 from tools.bench import pages
 from tools.command_line.versions import versions
 
@@ -66,8 +66,8 @@ def run_part(
     markers: str, where: Sequence[str], root: Path
 ) -> tuple[dict[str, Any], dict[str, dict[str, float]]] | None:
     """Runs the tests of these markers and places under `root`; gives the counts, minutes, date and
-    load, and the seconds of each file ("slow") and of each test ("drills"); nothing where there is
-    no such test.
+    load, and the seconds of each file, or each test of a long one ("slow"), and of each test
+    ("drills"); nothing where there is no such test.
 
     Raises:
       ValueError: pytest did not come to its end.
@@ -89,7 +89,11 @@ def run_part(
         "minutes": round((time.monotonic() - since) / 60, 1),
         "load_before": round(load, 1),
     }
-    return told, {"slow": _sums(cases, _file), "drills": _sums(cases, _test)}
+    tests, files = _sums(cases, _test), _sums(cases, _file)
+    long = {file for file, cost in files.items() if cost > LONG}
+    whole = {file: cost for file, cost in files.items() if file not in long}
+    apart = {name: cost for name, cost in tests.items() if name.split("::")[0] in long}
+    return told, {"slow": whole | apart, "drills": tests}
 
 
 def timed(

@@ -5,7 +5,8 @@ the commit's hash a fifth of the other slow tests and a tenth of the drills.
     python -m pytest -m 'slow or drill' --since COMMIT
 
 Shares cost alike: seconds are of the last whole run (tests/seconds.json). A file of slow tests is
-taken whole, since its tests share what they compile; a drill alone. All workers choose the same.
+taken whole, since its tests share what they compile, unless it takes over `LONG`; its tests are
+then taken one by one, as drills are. All workers choose the same.
 """
 
 import json
@@ -20,10 +21,13 @@ from tests.helpers.arrows import ARROWS
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = ROOT / "tests" / "seconds.json"
-"""Seconds of each file of slow tests, and of each drill, in the last whole run."""
+"""Seconds of each file of slow tests, of each test of a long one, and of each drill, in the last
+whole run."""
 SLOW, DRILLS = 5, 10
 """Shares: one in so many of the slow tests that no change touched, and of the drills."""
-MOST = 15 * 60.0
+LONG = 240.0
+"""Seconds from which a file's slow tests are taken one by one."""
+MOST = 12 * 60.0
 """Seconds, by that table, of slow tests that are taken because their packages changed."""
 _USUAL = 20.0
 """Seconds of what is not in the table."""
@@ -75,10 +79,11 @@ def deal(seconds: Mapping[str, float], hands: int) -> list[set[str]]:
 def chosen(
     slow: Mapping[str, float], drills: Mapping[str, float], packages: Collection[str], number: int
 ) -> set[str]:
-    """Names of the files of slow tests, and of the drills, that a commit takes.
+    """Names of the files of slow tests, or of tests of long ones, and of the drills, that a commit
+    takes.
 
     Args:
-      slow: seconds of each file of slow tests.
+      slow: seconds of each file of slow tests, or of a long one's tests.
       drills: seconds of each drill.
       packages: those whose slow tests a change may fail.
       number: the commit's.
@@ -97,7 +102,8 @@ def take(items: Sequence[pytest.Item], since: str) -> list[pytest.Item]:
     """The slow tests and drills of `items` that the checked out commit takes, the files that take
     longest first, so that workers end together."""
     known = json.loads(SECONDS.read_text(encoding="utf-8"))
-    names = {item: _name(item) for item in items if _part(item)}
+    apart = {_file(name) for name in known["slow"] if "::" in name}
+    names = {item: _name(item, apart) for item in items if _part(item)}
     cost = {name: known[_part(item)].get(name, _USUAL) for item, name in names.items()}
     slow, drills = (
         {name: cost[name] for item, name in names.items() if _part(item) == part}
@@ -117,8 +123,9 @@ def _part(item: pytest.Item) -> str:
     return "slow" if item.get_closest_marker("slow") else ""
 
 
-def _name(item: pytest.Item) -> str:
-    return item.nodeid if _part(item) == "drills" else _file(item.nodeid)
+def _name(item: pytest.Item, apart: Collection[str]) -> str:
+    file = _file(item.nodeid)
+    return item.nodeid if _part(item) == "drills" or file in apart else file
 
 
 def _file(name: str) -> str:
