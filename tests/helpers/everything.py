@@ -24,7 +24,7 @@ from xml.etree.ElementTree import Element, parse
 import pytest
 
 from tests.helpers.arrows import ARROWS
-from tests.helpers.rotation import LONG, ROOT, SECONDS, head
+from tests.helpers.rotation import LONG, ROOT, SECONDS, head, package
 from tools.bench import pages
 from tools.command_line.versions import versions
 
@@ -103,7 +103,7 @@ def timed(
     kind, _, of = part.partition(", ")
     if kind not in seconds:
         return dict(known)
-    others = {name: cost for name, cost in known[kind].items() if _folder(name) != of}
+    others = {name: cost for name, cost in known[kind].items() if package(name, "others") != of}
     return {**known, kind: dict(sorted({**others, **seconds[kind]}.items()))}
 
 
@@ -114,11 +114,6 @@ def kept(known: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
     order = list(PARTS)
     runs = sorted([*others, run], key=lambda r: (r["python"], r["jax"], order.index(r["part"])))
     return {"runs": runs}
-
-
-def _folder(name: str) -> str:
-    folder = name.split("/")[1]
-    return folder if folder in ARROWS else "others"
 
 
 def _outcome(case: Element) -> str:

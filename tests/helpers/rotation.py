@@ -88,7 +88,7 @@ def chosen(
       packages: those whose slow tests a change may fail.
       number: the commit's.
     """
-    theirs = {file: cost for file, cost in slow.items() if _package(file) in packages}
+    theirs = {file: cost for file, cost in slow.items() if package(file) in packages}
     others = {file: cost for file, cost in slow.items() if file not in theirs}
     hands = max(1, -int(-sum(theirs.values()) // MOST))
     return {
@@ -96,6 +96,13 @@ def chosen(
         *deal(others, SLOW)[number % SLOW],
         *deal(drills, DRILLS)[number % DRILLS],
     }
+
+
+def package(name: str, of_all: str = "tools") -> str:
+    """The package that a test or test file tests; those that test all are tools', which imports
+    all, or `of_all`'s."""
+    folder = name.split("/")[1]
+    return folder if folder in ARROWS else of_all
 
 
 def take(items: Sequence[pytest.Item], since: str) -> list[pytest.Item]:
@@ -130,12 +137,6 @@ def _name(item: pytest.Item, apart: Collection[str]) -> str:
 
 def _file(name: str) -> str:
     return name.split("::")[0]
-
-
-def _package(file: str) -> str:
-    """The package that a test file tests; tests of all of them are tools', which imports all."""
-    folder = file.split("/")[1]
-    return folder if folder in ARROWS else "tools"
 
 
 def _git(root: Path, *words: str) -> str:

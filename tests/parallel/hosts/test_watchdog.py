@@ -105,5 +105,5 @@ def test_an_error_is_said_and_gives_the_exit_code(tmp_path):
     assert done.stdout.split() == [str(code) for _, code, _ in ERRORS], done.stderr
     for i, (body, _, says) in enumerate(ERRORS):
         told = (tmp_path / f"{i}.txt").read_text()
-        assert says in told
+        assert says in told, told
         assert ("Traceback" in told) == ("RuntimeError" in body), told
