@@ -8,7 +8,6 @@ from itertools import combinations
 
 import jax
 import numpy as np
-import optax
 import pytest
 
 from models.attention.target import compiling_for
@@ -156,14 +155,8 @@ def test_a_step_with_a_hoppers_block_kernel_is_that_of_one_device(mesh, chunk, m
             for on in (make_mesh(mesh), one_device())
         )
     np.testing.assert_allclose(run.losses, one.losses, rtol=1e-5)
-    ours, theirs = (gradient(r.state) for r in (run, one))
+    ours, theirs = (small_pi.gradient(r.state) for r in (run, one))
     assert np.linalg.norm(ours - theirs) < 1e-5 * np.linalg.norm(theirs)
-
-
-def gradient(state):
-    """The first step's gradient up to a factor, of all parameters."""
-    moments = optax.tree.get(state.opt_state, "mu")
-    return np.concatenate([np.ravel(x) for x in jax.tree.leaves(moments)])
 
 
 @functools.cache

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import optax
 from jax.sharding import Mesh
 
 from models.inputs.packed_batch import PackedBatch, Sample, pack
@@ -53,6 +54,12 @@ def train(
         state, metrics = step(state, placed(i, mesh), _SEED)
         found.append(metrics["loss"])
     return Run(np.array([float(x) for x in found]), state)
+
+
+def gradient(state: TrainState) -> np.ndarray:
+    """The first step's gradient up to a factor, of all parameters, flat."""
+    moments = optax.tree.get(state.opt_state, "mu")
+    return np.concatenate([np.ravel(x) for x in jax.tree.leaves(moments)])
 
 
 def compiled(
