@@ -29,15 +29,25 @@ pytestmark = [
 EPISODES, LENGTH = 16, 60
 SETTINGS = Settings(1344, "jpeg", shard_frames=LENGTH)
 CONVERT = """
-import sys
+import sys, time
+import ray
 from data import open_dataset
 from data.files.folder import LocalFolder
 from data.files.job import running
 from data.lake.on_ray import on_ray
 from data.store.convert import Path, Settings, convert
 
-address, path, out, side, frames = sys.argv[1:]
-with on_ray(address) as (run, tally), running(run):
+address, path, out, side, frames, held_node = sys.argv[1:]
+
+def held(work):
+    def do(unit, done):
+        if ray.util.get_node_ip_address() == held_node:
+            Path(out + ".held").touch()
+            time.sleep(10000)
+        return work(unit, done)
+    return do
+
+with on_ray(address) as (run, tally), running(lambda work, *rest: run(held(work), *rest)):
     settings = Settings(int(side), "jpeg", shard_frames=int(frames))
     convert(open_dataset(path), LocalFolder(Path(out)), settings)
 print(tally)
@@ -82,9 +92,13 @@ def nodes():
         yield cluster
 
 
-def converting(nodes: RayNodes, dataset: Path, out: Path) -> "subprocess.Popen[str]":
+def converting(
+    nodes: RayNodes, dataset: Path, out: Path, held: str = ""
+) -> "subprocess.Popen[str]":
+    """The command at work; units on the node with the address `held` never end, and OUT.held tells
+    that one has begun."""
     numbers = str(SETTINGS.image_size), str(SETTINGS.shard_frames)
-    words = [sys.executable, "-c", CONVERT, nodes.address, str(dataset), str(out), *numbers]
+    words = [sys.executable, "-c", CONVERT, nodes.address, str(dataset), str(out), *numbers, held]
     return subprocess.Popen(
         nodes.inside(words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -166,11 +180,12 @@ def test_an_edit_with_full_object_stores_writes_the_same_bytes(nodes, dataset, t
 
 def test_a_node_is_lost_and_another_joins_in_the_middle(nodes, dataset, store, tmp_path):
     out, began, lost = tmp_path / "s", time.monotonic(), nodes.nodes[2]
-    process = converting(nodes, dataset, out)
+    process = converting(nodes, dataset, out, lost.address)
     until_finished(process, out, 3)
-    while not lost.at_work():
+    while not out.with_name("s.held").exists():
         assert process.poll() is None, process.communicate()
-    time.sleep(0.5)  # a worker is at work before it has counted its unit as begun
+        time.sleep(0.1)
+    time.sleep(1)  # the count of units begun is on its way
     nodes.lose(lost)
     joined = nodes.join()
     units, count, redone, _ = ended(process, began, f"convert, {lost.address} lost, one joins")

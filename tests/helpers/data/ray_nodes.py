@@ -73,10 +73,6 @@ class RayNode:
                 continue
         return found
 
-    def at_work(self) -> bool:
-        """True while one of its workers has a unit."""
-        return any(_is_worker(pid, b"Map(") for pid in self.processes())
-
     def kill(self) -> None:
         """Ends it at once, as a power cut does."""
         os.kill(self.init, signal.SIGKILL)
@@ -222,9 +218,9 @@ def ray_nodes(count: int, cpus: int = 2, store: int = 100 << 20) -> Iterator[Ray
         cluster.close()
 
 
-def _is_worker(pid: int, doing: bytes = b"") -> bool:
+def _is_worker(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::" + doing)
+        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::")
     except OSError:
         return False
 

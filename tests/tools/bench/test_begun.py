@@ -34,7 +34,7 @@ DRILLS = {
 }  # fmt: skip
 """Benchmarks that take more than two minutes or 8 GB until then."""
 BESIDE_OTHERS = 36
-"""GB of a machine on which the largest benchmark leaves room for another test."""
+"""GB of a machine on which the largest benchmarks leave room for another test."""
 WHOLE = {"recipe", "libero"}
 """Benchmarks without a figure before the last."""
 WANTING = {
@@ -99,9 +99,8 @@ def test_a_benchmark_begins_at_its_real_size(name, home):
         pytest.skip("needs `make libero`")
     if name == "learn_door" and not (ROOT / ".venv-metaworld").is_dir():
         pytest.skip("needs `make metaworld`")
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
-    if name == "serve_real" and memory < BESIDE_OTHERS:
-        pytest.skip(f"holds 24 GB, beside other tests on a machine of {memory:.0f}")
+    if name == "serve_real":
+        skip_without_memory()
     found = begins(PUBLISHED[name], home)
     assert (found["after"] == "the end") == (name in WHOLE)
     assert found["gb"] < 8 or name in DRILLS
@@ -123,8 +122,15 @@ def test_a_benchmark_of_trained_policies_begins_at_its_real_size(name, trained):
     assert begins((name, "--json"), trained, trained)["after"] == "the first figure"
 
 
+def skip_without_memory():
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
+    if memory < BESIDE_OTHERS:
+        pytest.skip(f"holds 24 GB, beside other tests on a machine of {memory:.0f}")
+
+
 @pytest.mark.drill
 def test_processes_begin_at_their_real_size_without_a_gpu(home):
+    skip_without_memory()
     assert begins(("processes", "--json"), home)["after"] == "the first figure"
 
 
