@@ -46,11 +46,13 @@ def train(
     steps: int = STEPS,
     config: PiConfig = CONFIG,
     optimizer: OptimizerConfig = OPTIMIZER,
+    first: int = 0,
 ) -> Run:
-    """A run from `parameters(config)`; of several processes each brings its share of the rows."""
+    """A run from `parameters(config)` with the batches from `first` on; of several processes each
+    brings its share of the rows."""
     step, state = compiled(mesh, accumulation, config, optimizer)
     found = []
-    for i in range(steps):
+    for i in range(first, first + steps):
         state, metrics = step(state, placed(i, mesh), _SEED)
         found.append(metrics["loss"])
     return Run(np.array([float(x) for x in found]), state)
