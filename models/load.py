@@ -23,9 +23,12 @@ from models.checkpoints.remote import local
 from models.checkpoints.rename import Table
 from models.checkpoints.sources import CheckpointSource, open_orbax
 from models.config import from_json, model_config
+from models.families.groot import checkpoint as groot
+from models.families.groot.conventions import groot_policy
+from models.families.pi import lerobot, openpi
+from models.families.pi.conventions import ActingOptions, lerobot_policy, openpi_policy, with_names
+from models.families.pi.fast import checkpoint as pi0_fast
 from models.flow.flow import Solver
-from models.groot import checkpoint as groot
-from models.groot.conventions import groot_policy
 from models.inputs.bpe import ByteBpe
 from models.inputs.chat import PICTURE
 from models.inputs.fast import Fast
@@ -43,9 +46,6 @@ from models.layers.quantized import (
     shape_of,
 )
 from models.model import STACKED, Model, ModelConfig, in_few_bits
-from models.pi import lerobot, openpi
-from models.pi.conventions import ActingOptions, lerobot_policy, openpi_policy, with_names
-from models.pi.fast import checkpoint as pi0_fast
 from models.policy import Policy
 from models.sharding import shardings
 

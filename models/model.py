@@ -31,9 +31,9 @@ from models.sharding import Rules
 Config = TypeVar("Config", bound="ModelConfig")
 
 _SHIPPED = {
-    "pi": "models.pi.model",
-    "pi0_fast": "models.pi.fast.model",
-    "groot": "models.groot.model",
+    "pi": "models.families.pi.model",
+    "pi0_fast": "models.families.pi.fast.model",
+    "groot": "models.families.groot.model",
 }
 """Built-in families, each with the module that defines it; imported on first use."""
 _FAMILIES: dict[str, "tuple[type[ModelConfig], str]"] = {}

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from models import Embodiment, Normalizer
+from models.families.pi.conventions import with_names
 from models.inputs.packed_batch import pack
-from models.pi.conventions import with_names
 from models.robot_policy import RobotPolicy, processor_of
 from sim.environments.device_slots import spec_of
 from sim.protocol import Observation

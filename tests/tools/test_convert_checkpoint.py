@@ -12,12 +12,12 @@ from flax.traverse_util import flatten_dict
 
 from models import Pi, Policy, Processor, load_policy
 from models.checkpoints.layout import exported
+from models.families.pi import lora, openpi
+from models.families.pi.fast.model import Pi0FastConfig
+from models.families.pi.lerobot import open_lerobot
 from models.layers.fp8 import HISTORY_LEAF
 from models.layers.layers import Lora
 from models.load import begin_from, inspect_params, like_model, load_params
-from models.pi import lora, openpi
-from models.pi.fast.model import Pi0FastConfig
-from models.pi.lerobot import open_lerobot
 from tests.helpers.models.openpi_numbers import FIXTURES, TOLD, observation
 from tests.helpers.models.released_cases import RELEASED_CASES, answers, read_case
 from tests.helpers.models.tiny_policy import ARM, CONFIG, PROCESSOR

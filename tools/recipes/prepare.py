@@ -38,7 +38,7 @@ from data.store.tables import numeric_columns
 from data.validation.validate import require_valid
 from models import Embodiment, Processor
 from models.config import to_json
-from models.groot.modality import NAME, check_modality, read_modality
+from models.families.groot.modality import NAME, check_modality, read_modality
 from models.inputs.chat import Chat
 from models.inputs.fast import Fast
 from models.inputs.tokenizer import Tokenizer

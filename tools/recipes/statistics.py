@@ -17,11 +17,11 @@ from data.mixture.outside import REACH, outside, require_near
 from models import Embodiment, Scaling
 from models.checkpoints import own
 from models.checkpoints.remote import local
+from models.families.groot import conventions as groot
+from models.families.pi.lerobot_statistics import read_modes
+from models.families.pi.statistics_file import read_scale
 from models.files.foreign_json import section
-from models.groot import conventions as groot
 from models.load import inspect_checkpoint
-from models.pi.lerobot_statistics import read_modes
-from models.pi.statistics_file import read_scale
 from models.terminal import Console
 
 _STATS = "norm_stats.json"

@@ -10,10 +10,10 @@ import sentencepiece
 
 from models import Embodiment, Normalizer, Processor
 from models.config import from_json, to_json
+from models.families.pi.statistics_file import read_scale
 from models.inputs.observation import read_observation
 from models.inputs.tokenizer import SentencePiece
 from models.load import load_policy
-from models.pi.statistics_file import read_scale
 from tests.helpers.models.openpi_numbers import FIXTURES, TOLD
 
 PROMPTS = json.loads((FIXTURES / "prompts.json").read_text())

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Int
 
 from models import PackedBatch, Pi, PiConfig, Sample, pack
-from models.pi.model import SHARDING_RULES
+from models.families.pi.model import SHARDING_RULES
 from models.terminal import Console, track
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.optimizer import OptimizerConfig
