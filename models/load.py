@@ -30,7 +30,6 @@ from models.families.pi.conventions import ActingOptions, lerobot_policy, openpi
 from models.families.pi.fast import checkpoint as pi0_fast
 from models.flow.flow import Solver
 from models.inputs.bpe import ByteBpe
-from models.inputs.chat import PICTURE
 from models.inputs.fast import Fast
 from models.inputs.processor import Processor
 from models.inputs.tokenizer import SentencePiece
@@ -234,10 +233,10 @@ def inspect_checkpoint(path: Path, told: ActingOptions | None = None) -> Checkpo
             find_released(path, "groot", told.released)
             modality = None if told.modality is None else Path(told.modality)
             own_config: Any = found.config
-            acting, prepared = groot_policy(path, own_config, told.robot, modality)
+            acting, prepared = groot_policy(path, found.source, own_config, told.robot, modality)
             found = replace(found, config=acting, processor=prepared)
             told = replace(told, released=None, robot=None, modality=None)
-            if prepared is not None and prepared.bpe:
+            if prepared is not None and prepared.has_tokenizer:
                 check_fit(acting, prepared, str(path))
         _check_untold(path, found.config, replace(told, robot=None))
         if told.cameras is None or found.processor is None:
@@ -382,82 +381,42 @@ def with_tokenizer(processor: Processor, path: Path) -> Processor:
       FileNotFoundError: the file or folder does not exist.
       ValueError: the tokenizer is of another kind than the policy's.
     """
-    if processor.chat:
-        return replace(processor, bpe=ByteBpe.read(path).packed)
-    return replace(processor, words=(), sentencepiece=SentencePiece.read(path).model)
+    before = None if processor.prompts is None else processor.prompts.tokenizer
+    bpe = isinstance(before, ByteBpe) or Path(path).is_dir() or Path(path).suffix == ".json"
+    return processor.with_tokenizer((ByteBpe if bpe else SentencePiece).read(path))
 
 
 def _with_fast(path: Path, processor: Processor | None, folder: Path) -> Processor:
     """The processor with the FAST tokenizer in a folder, for a policy that came without one."""
-    if processor is None or not processor.writes:
+    if processor is None or processor.targets is None:
         raise ValueError(f"{path} does not write its chunks in FAST tokens; leave out fast.")
     given = Fast.load(folder)
-    if processor.fast not in (None, given):
+    if processor.targets.fast not in (None, given):
         raise ValueError(
             f"{folder} is not the FAST tokenizer that {path} was trained with; leave out fast, as "
             "the checkpoint has its own."
         )
-    return replace(processor, fast=given)
+    return replace(processor, targets=replace(processor.targets, fast=given))
 
 
 def check_fit(config: ModelConfig, processor: Processor, where: str) -> None:
     """Raises ValueError, naming `where` and the field, unless the processor prepares what the model
-    reads: rows of the same sizes, no token outside its vocabulary, and no more embodiments than it
-    tells apart."""
-    for name, wanted in config.preparation.items():
-        given = getattr(processor, name)
-        if given != wanted:
-            raise ValueError(
-                f"{where}: processor.{name} is {given!r} but model.{name} is {wanted!r}; a "
-                "policy's inputs must be prepared as they were in training."
-            )
-    robots = len(processor.embodiments)
+    reads: what its family asks for, no token outside its vocabulary, and no more embodiments than
+    it tells apart."""
+    try:
+        config.check_processor(processor)
+        text = processor.tokenizer.size if processor.has_tokenizer else 0
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+    robots, targets = len(processor.embodiments), processor.targets
     if config.embodiments is not None and robots > config.embodiments:
         raise ValueError(
             f"{where}: there are {robots} embodiments, but the model distinguishes only "
             f"{config.embodiments} (model.embodiments)."
         )
-    if processor.chat and processor.bpe:
-        _check_picture_token(config, processor, where)
-    rows = getattr(config, "projectors", ())
-    if rows and len(rows) != robots:
+    size = max(text, 0 if targets is None or targets.fast is None else targets.top + 1)
+    if size > config.vocabulary:
         raise ValueError(
-            f"{where}: there are {robots} embodiments, but model.projectors gives rows to "
-            f"{len(rows)}; give one to each."
-        )
-    if processor.words or processor.sentencepiece or processor.bpe:
-        try:
-            size = max(processor.tokenizer.size, processor.fast_top + 1 if processor.fast else 0)
-            tokens = processor.fast.size if processor.fast else 0
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from error
-        if tokens and tokens > processor.fast_top + 1:
-            raise ValueError(
-                f"{where}: {tokens} FAST tokens, counted down from id {processor.fast_top}, reach "
-                "below 0."
-            )
-        if size > config.vocabulary:
-            raise ValueError(
-                f"{where}: the tokenizer has ids up to {size - 1}, but model.vocabulary is "
-                f"{config.vocabulary}; give the tokenizer that the model was trained with."
-            )
-        own_size = processor.tokenizer.size if processor.sentencepiece else config.vocabulary
-        if processor.writes and own_size != config.vocabulary:
-            raise ValueError(
-                f"{where}: the tokenizer has {own_size} ids, but model.vocabulary is "
-                f"{config.vocabulary}, and FAST's tokens are counted down from its end; give the "
-                "tokenizer that the model was trained with."
-            )
-
-
-def _check_picture_token(config: ModelConfig, processor: Processor, where: str) -> None:
-    told = getattr(config, "image_token", None)
-    try:
-        id = ByteBpe(processor.bpe).id(PICTURE)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from error
-    if id != told:
-        raise ValueError(
-            f"{where}: the tokenizer's {PICTURE} has the id {id}, but model.image_token is {told}; "
-            f"give the tokenizer that the model was trained with."
+            f"{where}: the tokenizer has ids up to {size - 1}, but model.vocabulary is "
+            f"{config.vocabulary}; give the tokenizer that the model was trained with."
         )

@@ -9,9 +9,10 @@ from pathlib import Path
 import jax
 import pytest
 
-from models import Embodiment, Normalizer, Processor
+from models import Embodiment, Normalizer
 from models.config import from_json, to_json
 from models.files.own_file import named_in_file, run_file
+from models.inputs.tokenizer import Tokenizer
 from models.load import check_fit
 from models.model import _SHIPPED, FLOW, ModelConfig, family_config, function_at, require
 from models.sharding import path_name
@@ -115,7 +116,9 @@ def test_a_users_file_adds_a_family_and_may_run_again_but_takes_no_other_files_n
     with pytest.raises(ValueError, match=r"second\.py defines a family 'ours', but .*first\.py"):
         run_file(second)
     second.write_text(MINE.format("pi"))
-    with pytest.raises(ValueError, match=r"defines a family 'pi', but models\.families\.pi\.model already"):
+    with pytest.raises(
+        ValueError, match=r"defines a family 'pi', but models\.families\.pi\.model already"
+    ):
         run_file(second)
     with pytest.raises(ValueError, match=r"first\.py has no 'Other'"):
         named_in_file(f"{first}:Other")
@@ -135,10 +138,10 @@ def test_what_a_family_lacks_is_said_in_one_sentence(tmp_path):
 def test_more_robots_than_a_model_tells_apart_are_refused():
     scale = Normalizer((0.0,), (1.0,))
     robots = tuple(Embodiment(f"robot {i}", ("front",), scale, scale) for i in range(9))
-    processor = Processor(**GROOT_TINY.model.preparation, words=("a",), embodiments=robots)
+    processor = GROOT_TINY.model.processor(robots, Tokenizer(("a",)))
     with pytest.raises(ValueError, match=r"9 embodiments, but the model distinguishes only 8"):
         check_fit(GROOT_TINY.model, processor, "a mixture")
-    check_fit(TINY.model, replace(processor, **TINY.model.preparation), "a mixture")
+    check_fit(TINY.model, TINY.model.processor(robots, Tokenizer(("a",))), "a mixture")
 
 
 def test_rls_presets_train_of_pi_what_they_did_before_groups_had_names():

@@ -23,11 +23,12 @@ from data.loader.loader import Loader
 from data.mixture.mixture import is_mixture
 from data.packing.plan import Plan
 from data.packing.shares import share_facts, told_shares
-from models import Embodiment, PackedBatch, Policy
+from models import Embodiment, PackedBatch, Policy, Processor
 from models.augment import Augmented
 from models.checkpoints.remote import local
 from models.config import from_json, to_json
 from models.flow import flow
+from models.inputs.embodiment import Normalizer
 from models.inputs.tokenizer import SentencePiece
 from models.layers.pipeline import check_pipeline
 from models.load import begin_from, inspect_params, with_tokenizer
@@ -49,7 +50,7 @@ from parallel.trainer import TrainResult, check_start, train
 from tools.command_line.consent import consent
 from tools.recipes.closed_loop import ClosedLoop
 from tools.recipes.insulation import subtask_texts
-from tools.recipes.prepare import Prepared, Text, prepare
+from tools.recipes.prepare import Prepared, prepare
 from tools.recipes.presets import RunConfig, check_more_steps, check_same
 
 Measure = Callable[[int, TrainState, Callable[[], bool]], dict[str, float]]
@@ -190,7 +191,14 @@ def _run(
     agreed = consent(paths.trust, jax.process_count() == 1, console)
     ready = first_host_first(
         lambda: prepare(
-            paths.data, out, config, console, _text(paths), agreed, paths.statistics, paths.fast
+            paths.data,
+            out,
+            config,
+            console,
+            _begun(paths, config),
+            agreed,
+            paths.statistics,
+            paths.fast,
         )
     )
     if ready.targets:
@@ -321,39 +329,47 @@ def _digest(robots: Sequence[Embodiment]) -> str:
 
 
 def _targets_digest(ready: Prepared) -> str:
-    told = (ready.processor.fast, ready.processor.fast_top, subtask_texts(ready.mixed))
+    tokens = ready.processor.targets
+    spelt = (None, 0) if tokens is None else (tokens.fast, tokens.top)
+    told = (*spelt, subtask_texts(ready.mixed))
     return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
 
-def _text(paths: Paths) -> Text | None:
-    """The tokenizer of the policy to start from, with which its embedding was trained."""
-    found = None if paths.init is None else inspect_params(paths.init)
-    if paths.init is not None and found is not None and found.source is not None:
-        released = getattr(found.config, "released_text", None)
-        if released is not None:
-            return Text(**function_at(released)(paths.init, paths.tokenizer))
-        if "writes" in found.config.preparation and paths.fast is None:
-            raise ValueError(
-                f"{paths.init} came without the FAST tokenizer that it writes its chunks in; give "
-                f"--fast FOLDER (openpi's and LeRobot's is physical-intelligence/fast)."
-            )
-    processor = None if found is None else found.processor
-    if processor is not None and processor.chat:
-        if paths.tokenizer is not None:
-            processor = with_tokenizer(processor, local(paths.tokenizer))
-        told = ("bpe", "chat", "resize", "text_limit")
-        return Text(**{name: getattr(processor, name) for name in told})
-    if paths.tokenizer is not None:
-        pieces = SentencePiece.read(local(paths.tokenizer)).model
-        return Text(sentencepiece=pieces, processor=processor)
+def _begun(paths: Paths, config: RunConfig) -> Processor | None:
+    """The preparation with which the policy to start from was trained, with its tokenizer; None
+    without such a policy.
+
+    Raises:
+      ValueError: it has no preparation, or came without its tokenizer.
+    """
     if paths.init is None:
-        return None
-    if processor is None or not (processor.words or processor.sentencepiece):
+        if paths.tokenizer is None:
+            return None
+        robot = Embodiment("any", (), Normalizer.identity(1), Normalizer.identity(1))
+        return config.model.processor([robot], SentencePiece.read(local(paths.tokenizer)))
+    info = inspect_params(paths.init)
+    begun = info.processor
+    if info.source is not None:
+        find = function_at(require(info.config, "released_processor", "training from its files"))
+        begun = find(paths.init, info.source, config.model)
+    if begun is None:
+        raise ValueError(
+            f"{paths.init} came without the preparation (scales, tokenizer) that it was trained "
+            "with; start from one that has it."
+        )
+    if paths.tokenizer is not None:
+        begun = with_tokenizer(begun, local(paths.tokenizer))
+    if begun.prompts is not None and not begun.has_tokenizer:
         raise ValueError(
             f"{paths.init} came without the tokenizer that its embedding was trained with; give "
-            f"--tokenizer FILE (PaliGemma's is paligemma_tokenizer.model)."
+            f"--tokenizer {begun.prompts.remedy}."
         )
-    return Text(processor.words, processor.sentencepiece, processor=processor)
+    if begun.targets is not None and begun.targets.fast is None and paths.fast is None:
+        raise ValueError(
+            f"{paths.init} came without the FAST tokenizer that it writes its chunks in; give "
+            f"--fast FOLDER (openpi's and LeRobot's is physical-intelligence/fast)."
+        )
+    return begun
 
 
 def _for_robots(paths: Paths, config: RunConfig, begun: Any) -> RunConfig:

@@ -18,6 +18,7 @@ from models.checkpoints.layout import exported
 from models.checkpoints.rename import Shape, our_shapes
 from models.checkpoints.safetensors_format import new_model, write_file
 from models.checkpoints.sources import CheckpointSource, open_safetensors
+from models.families.groot.eagle_turn import EagleTurn
 from models.families.groot.lora import merge
 from models.families.groot.modality import Modality, write_modality
 from models.families.groot.model import GrootConfig
@@ -187,9 +188,9 @@ def write(policy: Policy, target: Path) -> None:
     modality = Modality(video=video, annotation=("human.task_description",), **spans)
     write_modality(modality, Path(target) / MODALITY)
     (Path(target) / METADATA).write_text(json.dumps(told, indent=2) + "\n")
-    if policy.processor.bpe:
-        text = ByteBpe(policy.processor.bpe).json
-        (Path(target) / "tokenizer.json").write_text(text, encoding="utf-8")
+    prompts = policy.processor.prompts
+    if prompts is not None and isinstance(text := prompts.tokenizer, ByteBpe):
+        (Path(target) / "tokenizer.json").write_text(text.json, encoding="utf-8")
 
 
 def _checked(policy: Policy) -> list[str]:
@@ -215,7 +216,7 @@ def eagle_robot(policy: Policy, whose: str) -> tuple[Processor, Embodiment]:
       ValueError: prompts are not Eagle's, or its units have no place in `whose` files.
     """
     processor = policy.processor
-    if processor is None or processor.chat != "eagle":
+    if processor is None or not isinstance(processor.prompts, EagleTurn):
         raise ValueError(
             f"{whose}'s GR00T reads prompts with Eagle's chat and tokenizer, but this policy does "
             "not; give --to chiliad."

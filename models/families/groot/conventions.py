@@ -5,6 +5,7 @@ parts only in a Python class, so a `modality.json` is required. LeRobot keeps wh
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,17 @@ import numpy as np
 from jaxtyping import Float
 
 from models.checkpoints.safetensors_format import map_file
+from models.checkpoints.sources import CheckpointSource
 from models.config import from_json
 from models.families.groot.checkpoint import METADATA, MODALITY
+from models.families.groot.eagle_turn import DEFAULT, EagleTurn
 from models.families.groot.modality import Modality, read_modality
 from models.families.groot.model import TAGS, GrootConfig
 from models.files.bounds import check_name
 from models.files.foreign_json import read_json, section
 from models.inputs.bpe import ByteBpe, has_tokenizer
-from models.inputs.chat import DEFAULT, TEXT_LIMIT
 from models.inputs.embodiment import Embodiment, Normalizer
-from models.inputs.pictures import Resize
+from models.inputs.pictures import Stretched, StretchedMiddle
 from models.inputs.processor import Processor
 from models.inputs.raw import RawKeys
 
@@ -35,7 +37,11 @@ _STILL_STATE, _STILL_ACTION = 1e12, 1e-12
 
 
 def groot_policy(
-    path: Path, config: GrootConfig, robot: str | None = None, modality: Path | None = None
+    path: Path,
+    source: CheckpointSource,
+    config: GrootConfig,
+    robot: str | None = None,
+    modality: Path | None = None,
 ) -> tuple[GrootConfig, Processor | None]:
     """Config and processor of a checkpoint. There is no processor if no file has its statistics, or
     if they are of several robots and none is chosen, as in the released base model.
@@ -50,26 +56,17 @@ def groot_policy(
     """
     root = _folder(path)
     values = _config(root)
-    resize: Resize
-    if values.get("type") == "groot" and (root / _PROCESSOR).is_file():
-        tag, acting, resize = *_lerobot(root, values), "stretched"
+    if _is_lerobots(root, values):
+        tag, acting = _lerobot(root, values)
         _check_only(root, robot, tag)
     elif (root / METADATA).is_file() and (robot or modality or len(read_json(root / METADATA)) < 2):
         beside = root / MODALITY
         modality = beside if modality is None and beside.is_file() else modality
         tag, acting = _nvidia(root / METADATA, robot, modality)
-        resize = "stretched-middle"
     else:
         return config, None
-    return config.for_robots([tag]), Processor(
-        **config.preparation,
-        words=(),
-        embodiments=(acting,),
-        text_limit=TEXT_LIMIT,
-        resize=resize,
-        bpe=found_tokenizer(path),
-        chat="eagle",
-    )
+    config = config.for_robots([tag])
+    return config, released_processor(path, source, config).with_robots([acting])
 
 
 def robots(path: Path) -> dict[str, Callable[[], Embodiment]]:
@@ -81,7 +78,7 @@ def robots(path: Path) -> dict[str, Callable[[], Embodiment]]:
     """
     root = _folder(path)
     values = _config(root)
-    if values.get("type") == "groot" and (root / _PROCESSOR).is_file():
+    if _is_lerobots(root, values):
         tag, robot = _lerobot(root, values)
         return {tag: lambda: robot}
     file, beside = root / METADATA, root / MODALITY
@@ -91,31 +88,24 @@ def robots(path: Path) -> dict[str, Callable[[], Embodiment]]:
     return {tag: partial(_nvidias_robot, file, tag, modality) for tag in read_json(file)}
 
 
-def released_text(path: Path, tokenizer: Path | None = None) -> dict[str, Any]:
-    """Fields of the Processor with which a checkpoint of another code reads prompts and pictures,
-    so that training can continue from it.
-
-    Raises:
-      ValueError: no tokenizer lies in its folder, and none is given.
-    """
-    bpe = found_tokenizer(path) if tokenizer is None else ByteBpe.read(tokenizer).packed
-    if not bpe:
-        raise ValueError(
-            f"{path} came without the tokenizer that its embedding was trained with; give "
-            "--tokenizer FOLDER, the folder of Eagle's processor, which has vocab.json and "
-            "merges.txt."
-        )
-    values = _config(_folder(path))
-    resize = "stretched" if values.get("type") == "groot" else "stretched-middle"
-    return {"bpe": bpe, "chat": "eagle", "resize": resize, "text_limit": TEXT_LIMIT}
+def released_processor(path: Path, source: CheckpointSource, config: GrootConfig) -> Processor:
+    """The preparation with which a checkpoint of another code was trained, for a robot in the
+    model's units; without a tokenizer if none lies in its folder."""
+    whole = _config(_folder(path)).get("type") == "groot"
+    units = Normalizer.identity(config.state_dim), Normalizer.identity(config.action_dim)
+    return replace(
+        config.processor([Embodiment("model units", (), *units)]),
+        prompts=EagleTurn(found_tokenizer(path)),
+        pictures=(Stretched if whole else StretchedMiddle)(config.image_size),
+    )
 
 
-def found_tokenizer(path: Path) -> str:
-    """The tokenizer in a checkpoint's folder or in one right below it, packed, or ""."""
+def found_tokenizer(path: Path) -> ByteBpe | None:
+    """The tokenizer in a checkpoint's folder or in one right below it."""
     root = _folder(path)
     folders = [root, *sorted(x for x in root.iterdir() if x.is_dir())]
     found = next((folder for folder in folders if has_tokenizer(folder)), None)
-    return "" if found is None else ByteBpe.read(found).packed
+    return None if found is None else ByteBpe.read(found)
 
 
 def from_range(
@@ -136,6 +126,10 @@ def _config(root: Path) -> dict[str, Any]:
     """The config.json of a checkpoint's folder, empty where there is none."""
     file = root / "config.json"
     return read_json(file) if file.is_file() else {}
+
+
+def _is_lerobots(root: Path, values: dict[str, Any]) -> bool:
+    return values.get("type") == "groot" and (root / _PROCESSOR).is_file()
 
 
 def _check_only(root: Path, robot: str | None, tag: str) -> None:

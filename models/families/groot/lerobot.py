@@ -24,6 +24,7 @@ from models.families.groot.lora import merge
 from models.families.groot.model import TAGS, GrootConfig
 from models.families.groot.names import LANGUAGE, TABLE, VISION
 from models.inputs.embodiment import Embodiment
+from models.inputs.pictures import Stretched
 from models.policy import Policy
 
 _PREFIX = "_groot_model."
@@ -60,11 +61,11 @@ def write(policy: Policy, target: Path) -> None:
 def _checked(policy: Policy) -> Embodiment:
     """The robot of a policy whose inputs LeRobot would prepare as we do."""
     (processor, robot), config = eagle_robot(policy, "LeRobot"), policy.model.config
-    if processor.resize != "stretched" or config.image_size != _SIZE:
+    if not isinstance(processor.pictures, Stretched) or config.image_size != _SIZE:
         raise ValueError(
             f"LeRobot's GR00T stretches whole images to {_SIZE} pixels, but this policy takes "
-            f"images of {config.image_size} pixels, resized as '{processor.resize}'; give --to "
-            "chiliad or groot."
+            f"images of {config.image_size} pixels, resized as '{processor.pictures.kind}'; give "
+            "--to chiliad or groot."
         )
     if list(robot.cameras) != sorted(robot.cameras):
         raise ValueError(

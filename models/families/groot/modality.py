@@ -3,7 +3,7 @@ of the state and of the actions by name, each a range of a column, and names of 
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,25 @@ def read_modality(file: Path) -> Modality:
         },
         annotation=tuple(section(values, "annotation", where)),
     )
+
+
+def dataset_cameras(
+    local: Callable[[str], Path | None], columns: Mapping[str, int], where: str
+) -> dict[str, str] | None:
+    """Cameras of a dataset by their names for the model, in the model's order, from its
+    modality.json, whose ranges are compared with the columns; None if it has no such file.
+
+    Args:
+      local: the path of one of the dataset's files by its name; None if it has none.
+
+    Raises:
+      ValueError: as `read_modality` and `check_modality`.
+    """
+    if (file := local(NAME)) is None:
+        return None
+    found = read_modality(file)
+    check_modality(found, columns, f"{where}/{NAME}")
+    return dict(found.video)
 
 
 def check_modality(modality: Modality, columns: Mapping[str, int], where: str) -> None:

@@ -22,6 +22,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
 from models.attention.ring import deal
 from models.checkpoints.released import RELEASED
+from models.families.groot.eagle_turn import PICTURE, EagleTurn
 from models.files.bounds import (
     LARGEST_DIMS,
     LARGEST_DRAWS,
@@ -34,7 +35,11 @@ from models.files.bounds import (
 from models.flow import flow
 from models.flow.flow import Solver
 from models.flow.realtime_chunking import Given, Guidance
+from models.inputs.bpe import ByteBpe
+from models.inputs.embodiment import Embodiment
 from models.inputs.packed_batch import Layout, PackedBatch, prefix_tokens
+from models.inputs.processor import Processor
+from models.inputs.tokenizer import TextTokenizer
 from models.layers.dit import LOG_10000, Adapter, DiT, TransformerConfig, sinusoid
 from models.layers.dropout import folded, sample_keys
 from models.layers.film import image_prompts
@@ -124,6 +129,31 @@ class GrootConfig(ModelConfig, family="groot"):
             )
         self.vision.check_image("model", self.image_size)
 
+    def processor(
+        self, robots: Sequence[Embodiment], tokenizer: TextTokenizer | None = None
+    ) -> Processor:
+        """See `ModelConfig.processor`; with a BPE tokenizer, prompts are turns of Eagle's chat."""
+        made = super().processor(robots, tokenizer)
+        return (
+            replace(made, prompts=EagleTurn(tokenizer)) if isinstance(tokenizer, ByteBpe) else made
+        )
+
+    def check_processor(self, processor: Processor) -> None:
+        super().check_processor(processor)
+        robots, prompts = len(processor.embodiments), processor.prompts
+        if self.projectors and len(self.projectors) != robots:
+            raise ValueError(
+                f"there are {robots} embodiments, but model.projectors gives rows to "
+                f"{len(self.projectors)}; give one to each."
+            )
+        if not isinstance(prompts, EagleTurn) or prompts.tokenizer is None:
+            return
+        if (id := prompts.picture_token) != self.image_token:
+            raise ValueError(
+                f"the tokenizer's {PICTURE} has the id {id}, but model.image_token is "
+                f"{self.image_token}; give the tokenizer that the model was trained with."
+            )
+
     def for_robots(self, names: Sequence[str]) -> "GrootConfig":
         """The same config for these robots. Each is given as a tag of the release (such as
         "new_embodiment") or as the number of its row.
@@ -191,7 +221,8 @@ class GrootConfig(ModelConfig, family="groot"):
         "lerobot": "models.families.groot.lerobot:write",
     }
     own_inputs: ClassVar[str] = "models.families.groot.inputs:groot_batch"
-    released_text: ClassVar[str] = "models.families.groot.conventions:released_text"
+    released_processor: ClassVar[str] = "models.families.groot.conventions:released_processor"
+    dataset_cameras: ClassVar[str] = "models.families.groot.modality:dataset_cameras"
     quantizable: ClassVar[str] = (
         r"^(vision/blocks|language/layers/(attention|mlp)|adapter/blocks|dit/(cross|self)_blocks)"
         r"/(q|k|v|out|up|gate|down)/"

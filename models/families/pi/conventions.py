@@ -18,7 +18,7 @@ from models.families.pi.lerobot_statistics import read_normalizers
 from models.families.pi.model import PiConfig
 from models.families.pi.statistics_file import read_scale
 from models.inputs.embodiment import Embodiment, Normalizer, Scaling
-from models.inputs.fast import SPECIAL_WORDS
+from models.inputs.pictures import Bilinear, BilinearDark
 from models.inputs.processor import Processor
 from models.inputs.raw import RawKeys
 
@@ -81,7 +81,7 @@ def lerobot_policy(
     _check_family(path, config, row, told)
     dims = found.robot_state or config.state_dim, found.robot_action or config.action_dim
     questions = []
-    noted = {"True": True, "False": False}.get(source.metadata.get("earlier", ""), found.earlier)
+    noted = _noted(source, found)
     written = {True: "text-padded", False: "text", None: None}[noted]
     state: Any = told.state or written or (row.state if row else None)
     if family != "pi05":
@@ -114,18 +114,59 @@ def lerobot_policy(
         config = replace(config, horizon=found.horizon, **rest)
     else:
         config = replace(config, state_input=_form(state))
-    # LeRobot 0.5.0 introduced black borders, and text of only the robot's dims.
-    dark = noted or state == "text-padded"
-    return config, Processor(
-        **config.preparation,
-        words=(),
-        embodiments=(_finished(robot, relative, told),),
-        text_limit=found.text,
-        spells_padding=state == "text-padded",
-        resize="bilinear-dark" if dark else "bilinear",
-        cleans=family != "pi0",
-        **_writing(config),
+    padded = state == "text-padded"
+    made = _lerobots(config, found, padded, bool(noted or padded))
+    return config, made.with_robots([_finished(robot, relative, told)])
+
+
+def released_processor(path: Path, source: CheckpointSource, config: Any) -> Processor:
+    """The preparation with which a checkpoint of another code was trained, for a robot in the
+    model's units, without a tokenizer. Files of LeRobot's π0.5 that do not say which version wrote
+    them count as 0.5.0's or later.
+
+    Args:
+      config: the config to train with, which says whether the prompt has the state.
+    """
+    found = None if _is_openpis(path) else lerobot.read_config(path)
+    if found is None or not found.kind:
+        return _openpis(config, find_released(path, "openpi"))
+    earlier = bool(_noted(source, found))
+    return _lerobots(config, found, earlier and config.state_input == "text", earlier)
+
+
+def _lerobots(config: Any, found: lerobot.LerobotConfig, padded: bool, dark: bool) -> Processor:
+    """LeRobot's preparation; 0.5.0 introduced black borders, and text of only the robot's dims."""
+    own = config.processor(
+        [_in_model_units("model units", (), config.state_dim, config.action_dim)]
     )
+    prompts = replace(own.prompts, limit=found.text)
+    if _family(config) == "pi0":
+        prompts = replace(prompts, normalize="line")
+    return replace(
+        own,
+        prompts=replace(prompts, pad_state_text=padded),
+        pictures=(BilinearDark if dark else Bilinear)(config.image_size),
+    )
+
+
+def _openpis(config: Any, row: Released | None, padded: bool = False) -> Processor:
+    """openpi's preparation."""
+    own = config.processor(
+        [_in_model_units("model units", (), config.state_dim, config.action_dim)]
+    )
+    limit = (row.text if row else None) or _TEXT_LIMITS[_family(config)]
+    fast = _family(config) == "pi0_fast"
+    prompts = replace(own.prompts, limit=limit, pad_state_text=padded)
+    return replace(own, prompts=prompts, black_absent=fast)
+
+
+def _noted(source: CheckpointSource, found: lerobot.LerobotConfig) -> bool | None:
+    """True if a LeRobot before 0.5.0 wrote the files, None if they do not tell."""
+    return {"True": True, "False": False}.get(source.metadata.get("earlier", ""), found.earlier)
+
+
+def _is_openpis(path: Path) -> bool:
+    return path.suffix != ".safetensors" and not any(path.glob("*.safetensors"))
 
 
 def _openpi(
@@ -170,25 +211,11 @@ def _openpi(
             state=read_scale(file, "state", scaling, known.state_dims),
             actions=read_scale(file, "actions", scaling, known.action_dims),
         )
-    text = known.text or _TEXT_LIMITS[family]
     if family == "pi0_fast":
         dims = len(robot.state.offset), len(robot.actions.offset)
         config = replace(config, state_dim=dims[0], action_dim=dims[1])
-    return config, Processor(
-        **config.preparation,
-        words=(),
-        embodiments=(_finished(robot, relative or (), told),),
-        text_limit=text,
-        spells_padding=state == "text-padded",
-        blackens=family == "pi0_fast",
-        **_writing(config),
-    )
-
-
-def _writing(config: Any) -> dict[str, Any]:
-    """Place of FAST's tokens in the vocabulary of a π0-FAST."""
-    top = config.vocabulary - 1 - SPECIAL_WORDS
-    return {"fast_top": top} if _family(config) == "pi0_fast" else {}
+    made = _openpis(config, row, state == "text-padded")
+    return config, made.with_robots([_finished(robot, relative or (), told)])
 
 
 def _form(state: StateOption | None) -> Any:

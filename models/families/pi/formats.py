@@ -63,6 +63,7 @@ def write_lerobot(policy: Policy, target: Path) -> None:
             f"'{merged.solver}'; give --solver euler (solver of load_policy), or --to "
             "chiliad."
         )
+    prompts = policy.processor.prompts
     told = lerobot.LerobotConfig(
         horizon=merged.horizon,
         text=policy.processor.text_limit,
@@ -71,7 +72,7 @@ def write_lerobot(policy: Policy, target: Path) -> None:
         robot_state=len(robot.state.offset),
         robot_action=len(robot.actions.offset),
         relative=tuple(d for d in robot.relative if d >= 0),
-        earlier=policy.processor.spells_padding,
+        earlier=prompts is not None and prompts.pads_state,
         euler_steps=merged.steps,
         rtc_max_delay=merged.rtc_max_delay,
     )

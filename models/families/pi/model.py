@@ -38,7 +38,7 @@ from models.inputs.packed_batch import (
     PackedBatch,
     prefix_tokens,
 )
-from models.inputs.processor import StateInput
+from models.inputs.prompts import StateInput
 from models.inputs.tokenizer import SMALLEST_VOCABULARY
 from models.layers.film import image_prompts
 from models.layers.functional import Functional, Params
@@ -197,6 +197,7 @@ class PiConfig(ModelConfig, family="pi"):
         "openpi": "models.families.pi.formats:write_openpi",
         "lerobot": "models.families.pi.formats:write_lerobot",
     }
+    released_processor: ClassVar[str] = "models.families.pi.conventions:released_processor"
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,10 @@ from data.packing.packing import fit_layout
 from data.packing.plan import Plan
 from data.store.store import build_store
 from models import Embodiment, Normalizer, pack
+from models.inputs.action_tokens import ActionTokens
 from models.inputs.fast import Fast
 from models.inputs.packed_batch import ACTION_TOKENS
+from models.inputs.prompts import template
 from tests.helpers.data.layouts import layout
 from tests.helpers.data.recording import FRONT, WRIST
 from tests.helpers.data.two_feeds import (
@@ -33,6 +35,7 @@ from tests.helpers.data.two_feeds import (
     expected,
     make_plan,
 )
+from tests.helpers.models.processors import tokens_of
 
 
 def sample(processor, draw):
@@ -78,9 +81,14 @@ def test_a_batch_holds_the_planned_samples_prepared_as_for_acting():
     }  # fmt: skip
 
 
+def spelling(padding=False):
+    reader = replace(PROCESSOR.prompts, template=template("text"), pad_state_text=padding)
+    return replace(PROCESSOR, state_input="text", prompts=reader)
+
+
 @pytest.mark.parametrize("padding", [False, True])
 def test_a_state_read_as_text_is_spelt_as_for_acting(padding):
-    spelt = replace(PROCESSOR, state_input="text", spells_padding=padding)
+    spelt = spelling(padding)
     budget = replace(PLAN.layout, prefix=600, text=560, samples=4)
     sources = [plan_source(feed, spelt) for feed in FEEDS]
     plan = Plan(sources, budget, ROWS, window=256)
@@ -90,7 +98,7 @@ def test_a_state_read_as_text_is_spelt_as_for_acting(padding):
 
 def test_action_chunks_are_spelt_in_tokens_as_for_acting():
     chunks = np.random.default_rng(0).uniform(-9, 9, (200, HORIZON, 5))
-    fast = replace(PROCESSOR, fast=Fast.train(chunks, 900), fast_top=2000)
+    fast = replace(PROCESSOR, targets=ActionTokens(Fast.train(chunks, 900), 2000))
     plan = Plan(PLAN.sources, replace(PLAN.layout, targets=80), ROWS, window=256)
     for step, batch in enumerate(batches(2, fast, plan)):
         assert_equal(batch, reference(fast, plan, step))
@@ -228,12 +236,12 @@ def test_info_counts_the_samples_of_each_source_and_the_fill():
 
 
 def test_states_read_as_text_never_take_more_places_than_planned():
-    spelt = replace(PROCESSOR, state_input="text")
+    spelt = spelling()
     planned = plan_source(FEEDS[0], spelt).text
     states = np.random.default_rng(0).normal(scale=1.5, size=(50, 3))
     for task, wordings in enumerate(TWO.prompts):
         for wording, prompt in enumerate(wordings):
-            longest = max(len(spelt.tokens(prompt, state)) for state in states)
+            longest = max(len(tokens_of(spelt, prompt, state)) for state in states)
             assert longest <= planned[task, wording]
         assert not planned[task, len(wordings) :].any()
 

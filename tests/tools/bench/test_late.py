@@ -8,16 +8,18 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from models import Embodiment, Normalizer, Pi, Processor
+from models import Embodiment, Normalizer, Pi
 from models.config import to_json
 from parallel.checkpoint import CheckpointWriter
 from sim.results import Episode
+from tests.helpers.models.processors import word_processor
 from tools.bench.sim import late
 from tools.recipes.presets import TINY
 
 SUITE = """
 from sim.environments.device_slots import DeviceSlots
 from sim.suite import Suite
+from tests.helpers.models.processors import word_processor
 from tests.helpers.sim.point_world import PointWorld
 
 def opened(tasks, count, size):
@@ -30,7 +32,7 @@ POINTS = Suite("points", ("points",), 2, opened)
 def checkpoint(folder, delay):
     config = replace(TINY.model, chunks=1, image_size=32, steps=2, rtc_max_delay=delay)
     scale = Normalizer((0.25,) * 2, (0.4,) * 2)
-    processor = Processor(
+    processor = word_processor(
         *(config.image_size, config.state_dim, config.action_dim, config.horizon),
         *(config.state_input, ("go", "to", "the", "disc", "reach", "red", "green", "blue")),
         (Embodiment("pointer", ("top",), scale, scale),),

@@ -12,7 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from models import Embodiment, Normalizer, Policy, Processor
+from models import Embodiment, Normalizer, Policy
+from models.inputs.tokenizer import Tokenizer
 from models.policy import Request
 from models.robot_policy import RobotPolicy
 from parallel.mesh import make_mesh
@@ -125,16 +126,7 @@ class BenchedPolicy:
         )
         config = MODEL.changed(chunks=1, horizon=load.horizon, image_size=load.picture)
         words = sorted({word for texts in spec.prompts for text in texts for word in text.split()})
-        processor = Processor(
-            image_size=config.image_size,
-            state_dim=config.state_dim,
-            action_dim=config.action_dim,
-            horizon=config.horizon,
-            state_input=config.state_input,
-            words=tuple(words),
-            embodiments=(robot,),
-            text_limit=32,
-        )
+        processor = config.processor([robot], Tokenizer(tuple(words))).with_limit(32)
         model = config.build()
         rng, shapes = np.random.default_rng(0), jax.eval_shape(model.init, jax.random.key(0))
         params = jax.tree.map(lambda x: rng.normal(0, 0.05, x.shape).astype(x.dtype), shapes)

@@ -10,6 +10,7 @@ from models.families.pi import lora, openpi
 from models.families.pi.fast.checkpoint import OPENPI
 from models.families.pi.formats import write_statistics
 from models.inputs.fast import SPECIAL_WORDS
+from models.inputs.tokenizer import SentencePiece
 from models.policy import Policy
 
 
@@ -28,20 +29,23 @@ def write_openpi(policy: Policy, target: Path) -> None:
             "openpi's π0-FAST arranges text and positions as with model.writing 'openpi', but "
             f"this policy was trained with '{config.writing}'; give --to chiliad."
         )
-    if processor is not None and not processor.sentencepiece and processor.words:
+    prompts = None if processor is None else processor.prompts
+    text = None if prompts is None else prompts.tokenizer
+    if text is not None and not isinstance(text, SentencePiece):
         raise ValueError(
             "openpi reads prompts with PaliGemma's tokenizer, but this policy uses its own word "
             "list; give --to chiliad."
         )
     top = config.vocabulary - 1 - SPECIAL_WORDS
-    if processor is not None and processor.fast_top != top:
+    tokens = None if processor is None else processor.action_tokens
+    if tokens is not None and tokens.top != top:
         raise ValueError(
-            f"openpi's FAST tokens begin at id {top}, but this policy's begin at "
-            f"{processor.fast_top}; give --to chiliad."
+            f"openpi's FAST tokens begin at id {top}, but this policy's begin at {tokens.top}; "
+            "give --to chiliad."
         )
     openpi.export(lora.for_openpi(config, policy.params), target, OPENPI)
-    if processor is not None:
+    if processor is not None and tokens is not None:
         robot = processor.embodiments[policy.embodiment]
         write_statistics(target, robot, quantiles=True)
-        if processor.fast is not None:
-            processor.fast.save(target / "fast", config.horizon, len(robot.actions.offset))
+        if tokens.fast is not None:
+            tokens.fast.save(target / "fast", config.horizon, len(robot.actions.offset))

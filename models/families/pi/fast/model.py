@@ -6,10 +6,10 @@ the loss is their cross-entropy. Layers and packed rows are those of π0; sampli
 once and keeps every token's keys and values. Checked against openpi's `Pi0FAST`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from models.attention.ring import deal
 from models.families.pi import targets
 from models.families.pi.fast.grammar import Grammar
+from models.families.pi.fast.written import WrittenTokens, opening
 from models.families.pi.model import SHARDING_RULES
 from models.files.bounds import (
     LARGEST_DIMS,
@@ -31,14 +32,20 @@ from models.files.bounds import (
     check_sizes,
 )
 from models.flow.realtime_chunking import Given, Guidance
+from models.inputs.action_tokens import last_free
+from models.inputs.embodiment import Embodiment
 from models.inputs.packed_batch import ACTION_TOKENS, Layout, PackedBatch, prefix_tokens
-from models.inputs.processor import Processor, Writing
+from models.inputs.processor import Processor
+from models.inputs.prompts import TASK_AND_STATE, TemplatePrompt
+from models.inputs.tokenizer import SentencePiece, TextTokenizer
 from models.layers.functional import Functional, Params
 from models.layers.gemma import GEMMA_2B, Cache, GemmaConfig, Prefix
 from models.layers.layers import Compute, Remat
 from models.layers.siglip import Siglip, SiglipConfig
 from models.model import ModelConfig, Stack
 from models.sharding import Rules, look_up
+
+Writing = Literal["plain", "openpi", "lerobot"]
 
 
 @dataclass(frozen=True)
@@ -85,9 +92,43 @@ class Pi0FastConfig(ModelConfig, family="pi0_fast"):
     def tokens_per_image(self) -> int:
         return self.vision.tokens(self.image_size)
 
-    @property
-    def preparation(self) -> dict[str, Any]:
-        return super().preparation | {"writes": self.writing}
+    def processor(
+        self, robots: Sequence[Embodiment], tokenizer: TextTokenizer | None = None
+    ) -> Processor:
+        """See `ModelConfig.processor`; the prompt ends after the state, in the text format of
+        `writing`: "openpi" has the prompt in lower case, with its line breaks, "lerobot" the token
+        that begins a text at its end."""
+        return replace(
+            super().processor(robots, tokenizer),
+            prompts=TemplatePrompt(
+                tokenizer,
+                template=(TASK_AND_STATE,),
+                normalize="lower" if self.writing == "openpi" else "spaces",
+                begin_last=self.writing == "lerobot",
+            ),
+            targets=WrittenTokens(None, last_free(self.vocabulary, tokenizer)),
+        )
+
+    def check_processor(self, processor: Processor) -> None:
+        super().check_processor(processor)
+        text = None if processor.prompts is None else processor.prompts.tokenizer
+        own, reader = self.processor(processor.embodiments, text), processor.prompts
+        if own.prompts is None or reader != replace(own.prompts, limit=processor.text_limit):
+            raise ValueError(
+                f"its prompts are read by {reader and replace(reader, tokenizer=None)!r}, but "
+                f"model.writing is '{self.writing}'; a policy's inputs must be prepared as they "
+                "were in training."
+            )
+        if not isinstance(processor.targets, WrittenTokens):
+            raise ValueError(
+                "its chunks are not written as action tokens, as this model writes them."
+            )
+        if isinstance(text, SentencePiece) and text.size != self.vocabulary:
+            raise ValueError(
+                f"the tokenizer has {text.size} ids, but model.vocabulary is {self.vocabulary}, "
+                "and FAST's tokens are counted down from its end; give the tokenizer that the "
+                "model was trained with."
+            )
 
     @property
     def cross_entropies(self) -> dict[str, float]:
@@ -124,6 +165,7 @@ class Pi0FastConfig(ModelConfig, family="pi0_fast"):
     exports: ClassVar[Mapping[str, str]] = {
         "openpi": "models.families.pi.fast.formats:write_openpi"
     }
+    released_processor: ClassVar[str] = "models.families.pi.conventions:released_processor"
 
 
 @dataclass(frozen=True)
@@ -155,9 +197,10 @@ class Pi0Fast:
         """
         dims = tuple(len(robot.actions.offset) for robot in processor.embodiments)
         config = self.config
-        grammar = Grammar(processor.action_tokenizer, config.horizon, dims, config.steps)
-        opening = tuple(processor.opening.tolist())
-        return replace(self, grammar=grammar, top=processor.fast_top, opening=opening)
+        tokens = processor.action_tokens
+        grammar = Grammar(tokens.found(), config.horizon, dims, config.steps)
+        before = tuple(opening(processor.tokenizer).tolist())
+        return replace(self, grammar=grammar, top=tokens.top, opening=before)
 
     def init(self, key: PRNGKeyArray) -> Params:
         """Random parameters, f32, as a nested dict."""

@@ -12,6 +12,8 @@ from safetensors.numpy import load_file
 from models import Policy, load_policy
 from models.families.groot import checkpoint, lerobot
 from models.inputs.processor import Processor
+from models.inputs.prompts import TemplatePrompt
+from models.inputs.tokenizer import Tokenizer
 from tests.helpers.models.groot_whole import CASES, WHOLE, lerobots_folder, observed
 
 THEIRS = WHOLE / "lerobot"
@@ -113,7 +115,10 @@ def robot(policy: Policy, **fields: object) -> Policy:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda p: other(p, bpe="", chat="", words=("go",)), "reads prompts with Eagle's chat"),
+        (
+            lambda p: other(p, prompts=TemplatePrompt(Tokenizer(("go",)))),
+            "reads prompts with Eagle's chat",
+        ),
         (lambda p: robot(p, relative=(0, 1, 2, 3, 4, 5, -1)), r"units of 'new_embodiment' \(adap"),
         (
             lambda p: robot(p, cameras=("left.rgb", "right.rgb"), keys=None),

@@ -10,9 +10,9 @@ import pytest
 
 from models import load_policy
 from models.families.groot.checkpoint import write
-from models.inputs.chat import PICTURE
+from models.families.groot.eagle_turn import PICTURE
 from models.inputs.packed_batch import pack
-from models.inputs.pictures import fit
+from models.inputs.pictures import StretchedMiddle
 from tests.helpers.models.groot_whole import (
     CASES,
     VIDEO,
@@ -23,8 +23,6 @@ from tests.helpers.models.groot_whole import (
     picture,
     write_modality,
 )
-
-MIDDLE = "stretched-middle"
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +63,7 @@ def test_nvidias_transforms_of_a_picture_are_ours_but_for_rounding(number):
     name = CASES[number]["pictures"]["observation.images.wrist"]
     with np.load(WHOLE / "crops.npz") as file:
         wanted = file[str(number)].astype(int)
-    apart = np.abs(fit(picture(name, size), 224, "stretched-middle")[::16] - wanted)
+    apart = np.abs(StretchedMiddle(224)(picture(name, size))[::16] - wanted)
     assert apart.max() <= 1
     assert apart.mean() < 5e-3
 
@@ -82,7 +80,7 @@ def test_nvidias_files_of_the_same_weights_and_statistics_act_alike(policy, reco
     for name in VIDEO:
         full = f"observation.images.{name}"
         given[f"video.{name}"] = seen[full][None]
-        seen[full] = fit(seen[full], 224, "stretched-middle")
+        seen[full] = StretchedMiddle(224)(seen[full])
     noise = recorded["noise"][:1]
     found = theirs.infer(given, noise=noise)["actions"]
     np.testing.assert_array_equal(found[0], policy.infer(seen, noise=noise[0])["actions"])
@@ -96,7 +94,7 @@ def test_a_policy_survives_the_road_to_nvidias_files(policy, recorded, tmp_path)
     assert again.model.config == policy.model.config
     seen = observed(CASES[0])
     cameras = [f"observation.images.{name}" for name in VIDEO]
-    fitted = {camera: fit(seen[camera], 224, MIDDLE) for camera in cameras}
+    fitted = {camera: StretchedMiddle(224)(seen[camera]) for camera in cameras}
     given = {
         "state.all": seen["observation.state"],
         "annotation.human.task_description": seen["task"],

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from models import Embodiment, Normalizer, Processor, load_policy
+from models import Embodiment, Normalizer, load_policy
 from models.checkpoints.released import CAMERAS, RELEASED
 from models.checkpoints.sources import open_orbax
 from models.families.pi import lerobot, openpi
@@ -15,6 +15,7 @@ from models.families.pi.conventions import ActingOptions
 from models.families.pi.model import Pi
 from models.load import inspect_checkpoint
 from tests.helpers.models.openpi_numbers import FIXTURES
+from tests.helpers.models.processors import reading, tokens_of, word_processor
 
 DRAW = np.random.default_rng(3)
 STATISTICS = {
@@ -235,7 +236,7 @@ def test_lerobots_pi05_of_unknown_age_is_asked_how_it_spells_the_state(port):
         load_policy(port)
     for state, padded in (("text", False), ("text-padded", True), ("none", False)):
         processor = inspect_checkpoint(port, ActingOptions(state=state)).processor
-        assert processor.spells_padding is padded
+        assert processor.prompts.pads_state is padded
         assert processor.state_input == ("none" if state == "none" else "text")
 
 
@@ -246,8 +247,8 @@ def test_lerobots_age_is_read_from_its_files_where_they_tell_it(port):
     new = inspect_checkpoint(port).processor
     (port / "train_config.json").unlink()
     newer = inspect_checkpoint(changed(port, use_relative_actions=False)).processor
-    assert [p.spells_padding for p in (old, new, newer)] == [True, False, False]
-    assert [p.resize for p in (old, new, newer)] == ["bilinear-dark", "bilinear", "bilinear"]
+    assert [p.prompts.pads_state for p in (old, new, newer)] == [True, False, False]
+    assert [p.pictures.kind for p in (old, new, newer)] == ["bilinear-dark", "bilinear", "bilinear"]
 
 
 def test_lerobots_pi0_reads_a_prompt_as_it_is_sent():
@@ -255,12 +256,17 @@ def test_lerobots_pi0_reads_a_prompt_as_it_is_sent():
     robot = Embodiment("robot", (), one, one)
     words = ("put", "the", "_", "red", "mug", " ", "\n")
     sent, cleaned = (
-        Processor(14, 1, 1, 1, "suffix", words, (robot,), cleans=cleans) for cleans in (False, True)
+        reading(word_processor(14, 1, 1, 1, "suffix", words, (robot,)), normalize=way)
+        for way in ("line", "spaces")
     )
     state = np.zeros(1)
-    assert sent.tokens("the_red", state).tolist() != cleaned.tokens("the_red", state).tolist()
-    assert sent.tokens("the red", state).tolist() == cleaned.tokens("the red", state).tolist()
-    assert sent.tokens("mug\n", state).tolist() == sent.tokens("mug", state).tolist()
+    assert (
+        tokens_of(sent, "the_red", state).tolist() != tokens_of(cleaned, "the_red", state).tolist()
+    )
+    assert (
+        tokens_of(sent, "the red", state).tolist() == tokens_of(cleaned, "the red", state).tolist()
+    )
+    assert tokens_of(sent, "mug\n", state).tolist() == tokens_of(sent, "mug", state).tolist()
 
 
 def test_lerobots_state_of_the_models_dims_is_spelt_alike_at_any_age(port):

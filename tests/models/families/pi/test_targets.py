@@ -12,14 +12,16 @@ import pytest
 import sentencepiece
 from scipy.special import log_softmax
 
-from models import Embodiment, Normalizer, PackedBatch, Processor, Sample, pack
+from models import Embodiment, Normalizer, PackedBatch, Sample, pack
 from models.families.pi.model import Pi
 from models.families.pi.targets import negative_log_likelihood
+from models.inputs.action_tokens import ActionTokens
 from models.inputs.fast import Fast
 from models.inputs.packed_batch import ACTION_TOKENS, SUBTASK
 from models.inputs.tokenizer import BOS, SentencePiece, Tokenizer
 from models.inputs.tokenizer import PAD as END
 from tests.helpers.models.pi_sizes import TINY
+from tests.helpers.models.processors import word_processor
 from tests.helpers.models.random_parameters import random_parameters
 
 CONFIG = dataclasses.replace(
@@ -299,10 +301,10 @@ FAST = Fast.train(np.random.default_rng(0).uniform(-1, 1, (40, 3, 2)), 100)
 ROBOT = Embodiment(
     "arm", ("front",), Normalizer((1.0,), (2.0,)), Normalizer((0.0, 3.0), (1.0, 4.0))
 )
-PROCESSOR = Processor(
+PROCESSOR = word_processor(
     image_size=8, state_dim=3, action_dim=4, horizon=3, state_input="suffix",
     words=Tokenizer.build(["pick up the red block"], 300).words, embodiments=(ROBOT,),
-    fast=FAST, fast_top=399,
+    targets=ActionTokens(FAST, 399),
 )  # fmt: skip
 IMAGE = np.zeros((8, 8, 3), np.uint8)
 CHUNK = np.array([[0.5, 7.0], [-1.0, 2.0], [0.2, 1.0]], np.float32)
@@ -328,8 +330,7 @@ def test_a_sentencepiece_model_brings_its_own_begin_and_end(tmp_path):
         input=str(text), model_prefix=str(tmp_path / "s"), vocab_size=40, hard_vocab_limit=False,
         pad_id=0, eos_id=1, bos_id=2, unk_id=3, minloglevel=2,
     )  # fmt: skip
-    words = SentencePiece.read(tmp_path / "s.model").model
-    processor = dataclasses.replace(PROCESSOR, sentencepiece=words)
+    processor = PROCESSOR.with_tokenizer(SentencePiece.read(tmp_path / "s.model"))
     made = processor.sample([IMAGE], np.ones(1), "tidy", actions=CHUNK, subtask="open the drawer")
     assert (made.subtask[0], made.subtask[-1]) == (2, 1)
     assert (made.action_tokens[0], made.action_tokens[-1]) == (1, 1)
@@ -339,7 +340,7 @@ def test_a_sentencepiece_model_brings_its_own_begin_and_end(tmp_path):
 
 def test_acting_and_processors_without_fast_make_no_action_tokens():
     assert not len(PROCESSOR.sample([IMAGE], np.ones(1), "tidy").action_tokens)
-    plain = dataclasses.replace(PROCESSOR, fast=None)
+    plain = dataclasses.replace(PROCESSOR, targets=ActionTokens(None, 399))
     made = plain.sample([IMAGE], np.ones(1), "tidy", actions=CHUNK)
     assert not len(made.subtask)
     assert not len(made.action_tokens)
@@ -366,7 +367,7 @@ def test_action_tokens_that_reach_into_the_words_are_refused():
     with pytest.raises(
         ValueError, match=r"FAST tokens, counted down from id 300, end at id 2\d\d, but ids below"
     ):
-        dataclasses.replace(PROCESSOR, fast_top=300)
+        dataclasses.replace(PROCESSOR, targets=ActionTokens(FAST, 300))
 
 
 @pytest.mark.slow

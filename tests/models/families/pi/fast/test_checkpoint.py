@@ -66,8 +66,9 @@ def test_openpis_checkpoint_comes_back_with_what_its_name_tells(openpi, tmp_path
     sizes = {"horizon": 10, "state_dim": 8, "action_dim": 7}
     assert config.computing(dtype="bfloat16") == replace(TINY, **sizes)
     same(policy.params, params)
-    assert processor.fast_top == 600 - 129
-    assert (processor.writes, processor.blackens, processor.text_limit) == ("openpi", True, 180)
+    assert processor.targets.top == 600 - 129
+    assert (processor.prompts.normalize, processor.black_absent) == ("lower", True)
+    assert processor.text_limit == 180
     assert processor.embodiments[0].relative == (0, 1, 2, 3, 4, 5, -1)
 
 
@@ -115,4 +116,4 @@ def test_lerobots_files_come_back_with_the_scores_table_that_they_have(tmp_path,
     found = policy.model.config
     assert (found.writing, found.head, found.horizon, found.steps) == ("lerobot", head, 6, 100)
     assert (found.action_dim, policy.processor.text_limit) == (4, 90)
-    assert policy.processor.writes == "lerobot"
+    assert policy.processor.prompts.begin_last

@@ -10,8 +10,9 @@ import numpy as np
 import optax
 import pytest
 
-from models import Embodiment, Normalizer, Policy, Processor, pack
+from models import Embodiment, Normalizer, Policy, pack
 from models.families.pi.fast.model import Pi0Fast, Pi0FastConfig
+from models.families.pi.fast.written import opening
 from models.inputs.fast import Fast
 from models.inputs.tokenizer import Tokenizer
 from models.layers.gemma import GemmaConfig
@@ -19,6 +20,7 @@ from models.layers.layers import Compute
 from models.layers.siglip import SiglipConfig
 from models.model import told
 from models.sharding import path_name
+from tests.helpers.models.processors import tokens_of
 
 CONFIG = Pi0FastConfig(
     vision=SiglipConfig(width=16, depth=1, hidden=24, heads=2, patch=8),
@@ -52,14 +54,9 @@ def processor():
         )  # fmt: skip
 
     fast = Fast.train(np.stack([chunk(i, 3) for i in range(100)]), 400)
-    words = Tokenizer.build(["Task: Action: State: |; lift the cup"], 500).words
-    return Processor(
-        **CONFIG.preparation,
-        words=words,
-        embodiments=(robot("arm", DIMS[0]), robot("hand", DIMS[1])),
-        fast=fast,
-        fast_top=CONFIG.vocabulary - 1,
-    )
+    words = Tokenizer.build(["Task: Action: State: |; lift the cup"], 500)
+    made = CONFIG.processor((robot("arm", DIMS[0]), robot("hand", DIMS[1])), words)
+    return replace(made, targets=replace(made.targets, fast=fast))
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +145,7 @@ def test_random_weights_write_chunks_that_the_tokenizer_reads(
     chunks = jax.jit(model.sample_actions)(params, batch, noise)
     for i in range(4):
         dims = DIMS[i % 2]
-        wanted = processor.fast.decode(written[i, 0, : count[i, 0]], CONFIG.horizon, dims)
+        wanted = processor.targets.fast.decode(written[i, 0, : count[i, 0]], CONFIG.horizon, dims)
         np.testing.assert_allclose(chunks[i, 0, :, :dims], wanted, rtol=0, atol=1e-4)
         assert not chunks[i, 0, :, dims:].any()
     if temperature:
@@ -173,7 +170,7 @@ def test_scores_that_favour_what_spells_no_chunk_write_one_all_the_same(processo
     for _ in range(6):
         favoured = draw.choice(unfit, 30, replace=False)
         head = draw.standard_normal((CONFIG.vocabulary, CONFIG.language.width))
-        head[processor.fast_top - favoured] = 1e4 * draw.choice([-1, 1], (30, 1))
+        head[processor.targets.top - favoured] = 1e4 * draw.choice([-1, 1], (30, 1))
         written, count = write(params | {"head": head.astype(np.float32)}, batch, noise)
         for i in range(4):
             ids = np.asarray(written[i, 0, : count[i, 0]])
@@ -216,7 +213,7 @@ def test_what_is_free_to_be_written_and_spells_a_chunk_is_what_is_written(
         row, slot = divmod(i, 2)
         taught = sample.action_tokens[1:]
         np.testing.assert_array_equal(free[row, slot, : len(taught)], taught)
-        ids = processor.fast_top - taught[len(processor.opening) : -2]
+        ids = processor.targets.top - taught[len(opening(processor.tokenizer)) : -2]
         np.testing.assert_array_equal(written[row, slot, : count[row, slot]], ids)
 
 
@@ -241,7 +238,7 @@ def test_what_it_cannot_do_is_refused_in_a_sentence(params, acting, processor, m
     with pytest.raises(ValueError, match="real-time chunking"):
         model.sample_actions(params, batch, noise, guidance=object())
     with pytest.raises(ValueError, match="came without a FAST tokenizer"):
-        told(CONFIG.build(), replace(processor, fast=None))
+        told(CONFIG.build(), replace(processor, targets=replace(processor.targets, fast=None)))
     with pytest.raises(ValueError, match="no targets"):
         model.loss(params, batch, jax.random.key(0))
 
@@ -249,13 +246,14 @@ def test_what_it_cannot_do_is_refused_in_a_sentence(params, acting, processor, m
 def test_prompts_end_behind_the_state_and_tokens_stand_between_words(processor):
     read = lambda tokens: processor.tokenizer.decode(tokens).replace(" ", "")  # noqa: E731
     wanted = "Task:LifttheCup,State:128128;\n"
-    assert read(processor.tokens("Lift the_Cup ", np.zeros(2))) == wanted
-    openpi = replace(processor, writes="openpi").tokens("Lift the_Cup ", np.zeros(2))
+    assert read(tokens_of(processor, "Lift the_Cup ", np.zeros(2))) == wanted
+    forms = [replace(CONFIG, writing=way) for way in ("openpi", "lerobot")]
+    prompts = [form.processor(processor.embodiments, processor.tokenizer) for form in forms]
+    openpi, lerobot = (tokens_of(p, "Lift the_Cup ", np.zeros(2)) for p in prompts)
     assert read(openpi) == wanted.replace("LifttheCup", "liftthecup")
-    lerobot = replace(processor, writes="lerobot").tokens("Lift the_Cup ", np.zeros(2))
     assert lerobot[-1] == processor.tokenizer.begin
     assert read(lerobot[1:-1]) == wanted
-    tokens = processor.action_tokens(chunk(0, 3))
+    tokens = processor.targets.encode(chunk(0, 3), processor.tokenizer)
     assert read(tokens[1:3]) == "Action:"
     assert read(tokens[-2:-1]) == "|"
     assert tokens[-1] == processor.tokenizer.end

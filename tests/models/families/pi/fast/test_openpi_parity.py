@@ -11,6 +11,7 @@ import pytest
 
 from models import load_policy, pack
 from models.checkpoints.released import RELEASED
+from models.families.pi.fast.written import opening
 from models.families.pi.targets import logits
 from models.model import told
 from tests.helpers.models.openpi_numbers import close
@@ -57,7 +58,7 @@ def test_actions_are_openpis(case):
 def test_tokens_are_openpis_with_the_grammar_and_without(case):
     policy, seen, recorded = case
     model, processor = told(policy.model, policy.processor), policy.processor
-    end, opening = processor.tokenizer.end, len(processor.opening)
+    end, before = processor.tokenizer.end, len(opening(processor.tokenizer))
     batch = policy.rows([policy.prepare(one)[0].sample for one in seen])
     free = jax.jit(model.predict_tokens, static_argnums=(2, 3))(policy.params, batch, 60, end)
     noise = np.zeros(batch.actions.shape, np.float32)
@@ -65,7 +66,7 @@ def test_tokens_are_openpis_with_the_grammar_and_without(case):
     for row, theirs in enumerate(recorded["written"]):
         until = theirs.tolist().index(end) + 1
         np.testing.assert_array_equal(free[row, 0, :until], theirs[:until])
-        ids = processor.fast_top - theirs[opening : until - 2]
+        ids = processor.targets.top - theirs[before : until - 2]
         np.testing.assert_array_equal(written[row, 0, : count[row, 0]], ids)
 
 
