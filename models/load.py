@@ -30,6 +30,7 @@ from models.families.pi.conventions import ActingOptions, lerobot_policy, openpi
 from models.families.pi.fast import checkpoint as pi0_fast
 from models.flow.flow import Solver
 from models.inputs.bpe import ByteBpe
+from models.inputs.embodiment import Embodiment
 from models.inputs.fast import Fast
 from models.inputs.processor import Processor
 from models.inputs.tokenizer import SentencePiece
@@ -44,7 +45,7 @@ from models.layers.quantized import (
     quantize_kernel,
     shape_of,
 )
-from models.model import STACKED, Model, ModelConfig, in_few_bits
+from models.model import STACKED, Model, ModelConfig, function_at, in_few_bits, require
 from models.policy import Policy
 from models.sharding import shardings
 
@@ -372,6 +373,66 @@ def _from_own(path: Path) -> CheckpointInfo:
     if processor is not None:
         check_fit(config, processor, str(path))
     return CheckpointInfo(config, processor)
+
+
+def trained_preparation(
+    path: Path, config: ModelConfig, tokenizer: Path | None = None, fast: Path | None = None
+) -> Processor:
+    """The preparation with which the policy in a checkpoint was trained, to train from it.
+
+    Args:
+      config: of the model to train.
+      tokenizer: for a policy that came without its own.
+      fast: likewise; only whether it is given matters here.
+
+    Raises:
+      FileNotFoundError, ValueError: as `load_policy`; or the policy came without its preparation or
+        a tokenizer.
+    """
+    found = inspect_params(path)
+    made = found.processor
+    if found.source is not None:
+        find = function_at(require(found.config, "released_processor", "training from its files"))
+        made = find(path, found.source, config)
+    if made is None:
+        raise ValueError(
+            f"{path} came without the preparation (scales, tokenizer) that it was trained with; "
+            "start from one that has it."
+        )
+    if tokenizer is not None:
+        made = with_tokenizer(made, tokenizer)
+    if made.prompts is not None and not made.has_tokenizer:
+        raise ValueError(
+            f"{path} came without the tokenizer that its embedding was trained with; give "
+            f"--tokenizer {made.prompts.remedy}."
+        )
+    if made.targets is not None and made.targets.fast is None and fast is None:
+        raise ValueError(
+            f"{path} came without the FAST tokenizer that it writes its chunks in; give --fast "
+            "FOLDER (openpi's and LeRobot's is physical-intelligence/fast)."
+        )
+    return made
+
+
+def derived(begun: Processor, config: ModelConfig, robots: Sequence[Embodiment]) -> Processor:
+    """The preparation of a policy to start from, for other robots and a model's sizes. Its prompt
+    is the family's own only if the model reads the state elsewhere than that policy; a subtask, or
+    action tokens that the model does not learn, are left out."""
+    prompts = begun.prompts
+    if prompts is not None and begun.state_input != config.state_input:
+        own = config.processor(robots, prompts.tokenizer).prompts
+        prompts = own and replace(own, limit=prompts.limit)
+    return begun.with_robots(
+        robots,
+        state_dim=config.state_dim,
+        action_dim=config.action_dim,
+        horizon=config.horizon,
+        state_input=config.state_input,
+        prompts=prompts,
+        pictures=replace(begun.pictures, size=config.image_size),
+        targets=begun.targets if "action_tokens" in config.cross_entropies else None,
+        subtask_limit=0,
+    )
 
 
 def with_tokenizer(processor: Processor, path: Path) -> Processor:

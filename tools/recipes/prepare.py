@@ -40,7 +40,7 @@ from models.config import to_json
 from models.inputs.fast import Fast
 from models.inputs.tokenizer import Tokenizer
 from models.layers.quantized import is_quantized
-from models.load import check_fit
+from models.load import check_fit, derived
 from models.model import function_at, init_params
 from models.sharding import path_name
 from models.terminal import Console, Progress
@@ -166,7 +166,11 @@ def prepare(
         show_outside(mixed, scalings, statistics, console)
     for robot in mixed.embodiments:
         _check_dims(robot, config)
-    processor = _processor(mixed, config, begun, fast)
+    if begun is None:
+        text = _word_list(mixed, config, fast)
+        processor = config.model.processor(mixed.embodiments, text)
+    else:
+        processor = derived(begun, config.model, mixed.embodiments)
     processor, targets = prepared_targets(mixed, processor, config, console, cache, fast, begun)
     check_fit(config.model, processor, str(data))
     return Prepared(mixed, processor, targets)
@@ -308,31 +312,6 @@ def _check_dims(robot: Embodiment, config: RunConfig) -> None:
                 f"embodiment '{robot.name}' has {size} {what} dims, but the model takes up to "
                 f"{limit}; choose columns or raise the model's dims."
             )
-
-
-def _processor(
-    mixed: Mixed, config: RunConfig, begun: Processor | None, fast: Path | None
-) -> Processor:
-    """The preparation of the policy to start from, for this data's robots and this model's sizes,
-    or the family's own. Tokens to predict are added by `prepared_targets`."""
-    model = config.model
-    if begun is None:
-        return model.processor(mixed.embodiments, _word_list(mixed, config, fast))
-    prompts = begun.prompts
-    if prompts is not None and begun.state_input != model.state_input:
-        own = model.processor(mixed.embodiments, prompts.tokenizer).prompts
-        prompts = own and replace(own, limit=prompts.limit)
-    return begun.with_robots(
-        mixed.embodiments,
-        state_dim=model.state_dim,
-        action_dim=model.action_dim,
-        horizon=model.horizon,
-        state_input=model.state_input,
-        prompts=prompts,
-        pictures=replace(begun.pictures, size=model.image_size),
-        targets=begun.targets if "action_tokens" in model.cross_entropies else None,
-        subtask_limit=0,
-    )
 
 
 def _word_list(mixed: Mixed, config: RunConfig, fast: Path | None) -> Tokenizer | None:

@@ -31,8 +31,8 @@ from models.flow import flow
 from models.inputs.embodiment import Normalizer
 from models.inputs.tokenizer import SentencePiece
 from models.layers.pipeline import check_pipeline
-from models.load import begin_from, inspect_params, with_tokenizer
-from models.model import Model, function_at, require, told
+from models.load import begin_from, inspect_params, trained_preparation
+from models.model import Model, require, told
 from models.terminal import Console
 from parallel.evaluations import HELD_OUT_LOSS, check_metric
 from parallel.hooks import Hook
@@ -336,40 +336,15 @@ def _targets_digest(ready: Prepared) -> str:
 
 
 def _begun(paths: Paths, config: RunConfig) -> Processor | None:
-    """The preparation with which the policy to start from was trained, with its tokenizer; None
-    without such a policy.
-
-    Raises:
-      ValueError: it has no preparation, or came without its tokenizer.
-    """
-    if paths.init is None:
-        if paths.tokenizer is None:
-            return None
-        robot = Embodiment("any", (), Normalizer.identity(1), Normalizer.identity(1))
-        return config.model.processor([robot], SentencePiece.read(local(paths.tokenizer)))
-    info = inspect_params(paths.init)
-    begun = info.processor
-    if info.source is not None:
-        find = function_at(require(info.config, "released_processor", "training from its files"))
-        begun = find(paths.init, info.source, config.model)
-    if begun is None:
-        raise ValueError(
-            f"{paths.init} came without the preparation (scales, tokenizer) that it was trained "
-            "with; start from one that has it."
-        )
-    if paths.tokenizer is not None:
-        begun = with_tokenizer(begun, local(paths.tokenizer))
-    if begun.prompts is not None and not begun.has_tokenizer:
-        raise ValueError(
-            f"{paths.init} came without the tokenizer that its embedding was trained with; give "
-            f"--tokenizer {begun.prompts.remedy}."
-        )
-    if begun.targets is not None and begun.targets.fast is None and paths.fast is None:
-        raise ValueError(
-            f"{paths.init} came without the FAST tokenizer that it writes its chunks in; give "
-            f"--fast FOLDER (openpi's and LeRobot's is physical-intelligence/fast)."
-        )
-    return begun
+    """The preparation of the policy to start from; that of another model's language, if only its
+    tokenizer is given; None without either."""
+    tokenizer = None if paths.tokenizer is None else local(paths.tokenizer)
+    if paths.init is not None:
+        return trained_preparation(paths.init, config.model, tokenizer, paths.fast)
+    if tokenizer is None:
+        return None
+    robot = Embodiment("any", (), Normalizer.identity(1), Normalizer.identity(1))
+    return config.model.processor([robot], SentencePiece.read(tokenizer))
 
 
 def _for_robots(paths: Paths, config: RunConfig, begun: Any) -> RunConfig:
