@@ -278,7 +278,7 @@ def _check(source: PlanSource, layout: Layout) -> None:
             f"{weights[worst]}; give positive numbers, and leave out runs that are never drawn."
         )
     text = source.text[runs.task].max(axis=1, initial=0)
-    if text.min() < 1:
+    if text.min() < 1 and source.text.any():
         raise ValueError(
             f"Source '{source.name}', episode {runs.episode[int(np.argmin(text))]}: its task "
             f"{runs.task[int(np.argmin(text))]} has no wording; give every task at least one."
