@@ -9,7 +9,7 @@ import typing
 from typing import Any, TypeVar
 
 from models.files.renamed import current
-from models.inputs.parts import Part, part_class
+from models.inputs.parts import InputPart, part_class
 from models.model import ModelConfig, family_config, family_of
 
 T = TypeVar("T")
@@ -20,7 +20,7 @@ def to_json(config: Any) -> Any:
     of a preparation its `kind`."""
     if dataclasses.is_dataclass(config):
         named: dict[str, Any] = {"family": config.family} if isinstance(config, ModelConfig) else {}
-        if isinstance(config, Part):
+        if isinstance(config, InputPart):
             named = {"kind": config.kind}
         values = {f.name: to_json(getattr(config, f.name)) for f in dataclasses.fields(config)}
         return named | values
@@ -33,8 +33,8 @@ def from_json(kind: type[T], value: Any, where: str = "config") -> T:
     """The inverse of `to_json` for dataclasses, tuples, dicts, optionals, literals, scalars, and
     unions of a scalar and a tuple.
 
-    A `ModelConfig` is built as the family that its values name, a `Part` as their kind. A class may
-    say how older files name its fields: `from_older(values)` gives today's.
+    A `ModelConfig` is built as the family that its values name, an `InputPart` as their kind. A
+    class may say how older files name its fields: `from_older(values)` gives today's.
 
     Raises:
       ValueError: a family or kind is unknown or not `kind`'s, or a field is unknown, missing, of
@@ -53,7 +53,7 @@ def _build(kind: Any, value: Any, where: str) -> Any:
     if isinstance(kind, type) and issubclass(kind, ModelConfig):
         _check(isinstance(value, dict), kind.__name__, value, where)
         kind, value = _of_family(kind, value, where)
-    if isinstance(kind, type) and issubclass(kind, Part):
+    if isinstance(kind, type) and issubclass(kind, InputPart):
         _check(isinstance(value, dict), kind.__name__, value, where)
         kind, value = _of_kind(kind, value, where)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):

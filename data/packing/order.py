@@ -33,8 +33,8 @@ class PlanSource:
     `weight` is its share of the draws, relative to the other sources, and may change with the
     steps. Every frame of `runs` is a sample. `images` is the number of image slots that a sample
     takes, `text` the number of text tokens of each wording of each task, 0 where a task has fewer
-    wordings, or everywhere if the model reads none. `weights` says how often each of a run's samples is drawn, relative to the source's
-    other samples; equally often if None.
+    wordings, or everywhere if the model reads none. `weights` says how often each of a run's
+    samples is drawn, relative to the source's other samples; equally often if None.
     """
 
     name: str

@@ -253,7 +253,7 @@ def _codes(
     """images · span + text of every run's samples in each wording of its task, and the number of
     samples, each counted as often as its weight."""
     text = source.text[source.runs.task]
-    shown = text > 0
+    shown = np.arange(text.shape[1]) < source.wordings[source.runs.task][:, None]
     code = source.images[:, None] * span + text
     frames = source.runs.length * (source.weights if source.weighted else 1) / shown.sum(axis=1)
     return code[shown], np.broadcast_to(frames[:, None], shown.shape)[shown]

@@ -8,12 +8,12 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from models.inputs.fast import SPECIAL_WORDS, Fast
-from models.inputs.parts import Part
+from models.inputs.parts import InputPart
 from models.inputs.tokenizer import SentencePiece, TextTokenizer
 
 
 @dataclass(frozen=True)
-class ActionTokens(Part, kind="fast"):
+class ActionTokens(InputPart, kind="fast"):
     """Chunks as FAST's tokens, between two end tokens; a family may frame them in another way:
     `class Mine(ActionTokens, kind="mine")`.
 

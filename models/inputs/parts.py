@@ -10,12 +10,12 @@ from dataclasses import fields
 from importlib import import_module
 from typing import Any, ClassVar
 
-_KINDS: dict[str, type["Part"]] = {}
+_KINDS: dict[str, type["InputPart"]] = {}
 _FAMILIES = ("models.families.pi.fast.written", "models.families.groot.eagle_turn")
 """Modules of built-in families that define parts, imported when a kind is not known yet."""
 
 
-class Part:
+class InputPart:
     """Base of all parts: frozen dataclasses, equal if their fields are. Values computed from the
     fields are not pickled."""
 
@@ -36,7 +36,7 @@ class Part:
         return type(self), tuple(getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
 
 
-def part_class(base: type[Part], kind: Any) -> type[Part]:
+def part_class(base: type[InputPart], kind: Any) -> type[InputPart]:
     """The class of parts of a kind that derives from `base`.
 
     Raises:
@@ -54,7 +54,7 @@ def part_class(base: type[Part], kind: Any) -> type[Part]:
     return found
 
 
-def kinds(base: type[Part]) -> list[str]:
+def kinds(base: type[InputPart]) -> list[str]:
     """Names of the kinds that derive from `base`, as far as their modules are imported."""
     return sorted(name for name, part in _KINDS.items() if issubclass(part, base))
 

@@ -15,13 +15,13 @@ from jaxtyping import Float, Float32, Float64, Shaped, UInt8
 from PIL import Image
 
 from models.files.bounds import LARGEST_IMAGE, check_size
-from models.inputs.parts import Part, part_class
+from models.inputs.parts import InputPart, part_class
 
 _MIDDLE = 0.95
 
 
 @dataclass(frozen=True)
-class PictureFit(Part):
+class PictureFit(InputPart):
     """A way to fit pictures to a square of `size` pixels a side, in grey levels from 0 to 255: a
     dataclass made as `class Mine(PictureFit, kind="mine")`.
 

@@ -307,7 +307,7 @@ class Processor:
 
     @property
     def action_tokens(self) -> ActionTokens:
-        """How chunks are written and read as tokens.
+        """The form in which chunks are written and read as tokens.
 
         Raises:
           ValueError: the policy has no action tokens.

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from models.files.bounds import check_size
-from models.inputs.parts import Part
+from models.inputs.parts import InputPart
 from models.inputs.tokenizer import TextTokenizer
 
 StateInput = Literal["text", "token", "suffix", "none"]
@@ -32,7 +32,7 @@ _KEPT = 1 << 16
 
 
 @dataclass(frozen=True)
-class PromptReader(Part):
+class PromptReader(InputPart):
     """A way to read prompts: a dataclass made as `class Mine(PromptReader, kind="mine")`.
 
     `tokenizer`: None if the policy came without one. `limit`: most tokens of a prompt.
@@ -70,8 +70,8 @@ class PromptReader(Part):
         return False
 
     def rule(self, pictures: int) -> dict[str, Any] | None:
-        """How a program without this code reads prompts of samples with that many pictures, for
-        `tools.export`; None if it can only be given token ids."""
+        """The rule by which a program without this code reads prompts of samples with that many
+        pictures, for `tools.export`; None if it can only be given token ids."""
         return None
 
     def read(self, prompt: str, state: Float[np.ndarray, " s"], dims: int, pictures: int) -> Read:

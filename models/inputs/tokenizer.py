@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Int
 from sentencepiece import SentencePieceProcessor
 
-from models.inputs.parts import Part
+from models.inputs.parts import InputPart
 
 PAD, BOS = 0, 1
 _FIRST_BYTE = 2
@@ -32,7 +32,7 @@ _PIECES = re.compile(r"\w+|[^\w\s]|\n")
 
 
 @dataclass(frozen=True)
-class TextTokenizer(Part):
+class TextTokenizer(InputPart):
     """Text to token ids and back: a dataclass made as `class Mine(TextTokenizer, kind="mine")`.
 
     `begins`: how many ids `encode` puts before those of the text.

@@ -65,9 +65,8 @@ ROWS = [
 
 @pytest.mark.parametrize("name", ROWS)
 def test_so_is_a_row_of_the_table_that_was_not_recorded(name, tmp_path):
-    family = RELEASED[name].family
-    parent = FAST if family == "pi0_fast" else RELEASED_CASES
-    (like,) = (case for case in CASES if case == parent / "openpi" / f"{family}_droid")
+    parent = {"pi0": RELEASED_CASES, "pi0_fast": FAST}[RELEASED[name].family]
+    like = parent / "openpi" / f"{RELEASED[name].family}_droid"
     root = case_policy(like, tmp_path).rename(tmp_path / name)
     options = {"relative": (), "horizon": 10}
     same_but_for_robots(root, parent / "tokenizer.model", **options)
