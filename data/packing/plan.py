@@ -204,7 +204,7 @@ class Plan:
         return Fill(
             prefix=prefix / (rows * lay.prefix),
             images=images / (rows * lay.images),
-            text=text / (rows * lay.text),
+            text=text / (rows * max(lay.text, 1)),
             samples=samples / rows,
         )
 
