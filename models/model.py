@@ -76,8 +76,7 @@ class ModelConfig(ABC):
     - `solver`: of a flow model, which gives it to `flow.sample`; Euler steps without.
     - `compute`: dtype and kernels. Families that have it as a field can be quantised, planned in
       other precisions and run on stages.
-    - `exports`: other codes' formats by name, each "module:function" (or a function) that takes a
-      Policy and a directory to write.
+    - `acting`: names of fields that `load_policy` may change, because they only say how it acts.
 
     Optional methods, which `require` asks for:
 
@@ -89,13 +88,14 @@ class ModelConfig(ABC):
     - `pipelined: tuple[int, ...]` (training on stages): depths of the stacks that stages share.
     - `rtc_max_delay: int` (chunking "trained"): most steps of a chunk that training gave; the field
       of such a model takes flow times of single steps.
-    - `own_inputs`, as `exports` gives a function (acting without a Processor): of (observation,
+    - `own_inputs`, "module:function" or a function (acting without a Processor): of (observation,
       config, actions or None, action_mask or None) to a PackedBatch of one sample a row.
-    - `released_processor`, likewise (training from another code's checkpoint): of (its path, this
-      config) to the Processor with which it was trained, but for robots, sizes and tokens.
-    - `dataset_cameras`, likewise (training): of (a dataset's folder, its columns) to its cameras by
-      their names for the model, in the model's order, or None for its own.
+    - `dataset_cameras`, likewise (training): of (a function from the name of a dataset's file to
+      its path or None, the columns' dims, the dataset's path) to its cameras by their names for the
+      model, in the model's order, or None for its own.
     - `for_robots(names) -> config` (tools.train --embodiment): with these robots in this order.
+    - `with_rows_of(other, foreign) -> config` (training): with the rows for robots that the config
+      of the run or checkpoint to start from has; `foreign` is its path if another code wrote it.
     """
 
     family: ClassVar[str]
@@ -113,7 +113,7 @@ class ModelConfig(ABC):
     targets: int = 0
     solver: flow.Solver = "euler"
     compute: Compute = Compute(dtype="float32")
-    exports: ClassVar[Mapping[str, Any]] = {}
+    acting: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, *, family: str | None = None, **rest: Any) -> None:
         super().__init_subclass__(**rest)

@@ -12,6 +12,7 @@ import pytest
 from models import Embodiment, Normalizer
 from models.config import from_json, to_json
 from models.files.own_file import named_in_file, run_file
+from models.formats import writers
 from models.inputs.tokenizer import Tokenizer
 from models.load import check_fit
 from models.model import _SHIPPED, FLOW, ModelConfig, family_config, function_at, require
@@ -26,6 +27,7 @@ ASKED = re.compile(r"""isinstance\([^)]*\b(Pi|Groot)|\bfamily\b\W{0,3}\s*(==|!=|
 MINE = """
 from dataclasses import dataclass
 from models.load import check_fit
+from models.formats import writers
 from models.model import ModelConfig
 
 @dataclass(frozen=True)
@@ -49,6 +51,31 @@ def sources():
                 yield name, path.read_text()
 
 
+DOORS = (
+    *("models/__init__.py", "models/model.py", "models/formats.py", "models/inputs/parts.py"),
+    *("tools/recipes/presets.py", "tools/recipes/policy.py"),
+)
+"""Files that import a family's or name its modules: the tables, the presets and their options."""
+STANDS_FOR = re.compile(
+    r"projectors|image_token|\.chat\b|\"(writes|pi0_fast)\"|action_head|eagle", re.I
+)
+"""Words of one family, by which code could ask for it without its name."""
+
+
+def test_nothing_but_tables_and_presets_imports_a_family_or_uses_its_words():
+    imports, words = set(), set()
+    for name, text in sources():
+        if not name.startswith(("tests/", "tools/bench/")):
+            imports |= {name} & {name for _ in re.finditer(r"models\.families\.", text)}
+            words |= {f"{name}: {hit[0]}" for hit in STANDS_FOR.finditer(text)}
+    assert imports <= set(DOORS)
+    assert words == {
+        "models/inputs/parts.py: eagle",
+        'models/inputs/older_processor.py: "writes"',
+        "tools/recipes/presets.py: image_token",
+    }
+
+
 def test_nothing_outside_a_familys_files_asks_which_family_it_has():
     found = [f"{name}: {hit[0]}" for name, text in sources() for hit in ASKED.finditer(text)]
     assert found == []
@@ -63,8 +90,8 @@ def test_a_shipped_family_keeps_the_contract(preset):
     assert (model, hash(model)) == (preset.model.build(), hash(preset.model.build()))
     for name in ("init", "loss", "sample_actions", "sharding_rules", *FLOW):
         require(model, name, "the contract")
-    for where in [*model.config.exports.values(), getattr(model.config, "own_inputs", print)]:
-        assert callable(function_at(where))
+    assert callable(function_at(getattr(model.config, "own_inputs", print)))
+    assert set(writers(model.config.family)) <= {"openpi", "lerobot", "groot"}
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     paths = [path_name(path) for path, _ in jax.tree_util.tree_flatten_with_path(shapes)[0]]
     parts = ("vision", "language", "action")

@@ -359,20 +359,15 @@ def _for_robots(paths: Paths, config: RunConfig, begun: Any) -> RunConfig:
     if paths.embodiment:
         choose = require(model, "for_robots", "training with --embodiment")
         return replace(config, model=choose(paths.embodiment))
-    if not hasattr(model, "projectors") or model.projectors:
+    take = getattr(model, "with_rows_of", None)
+    if take is None:
         return config
     if begun is not None:
-        rows = getattr(from_json(RunConfig, begun).model, "projectors", ())
-    else:
-        found = None if paths.init is None else inspect_params(paths.init)
-        rows = () if found is None else getattr(found.config, "projectors", ())
-        if found is not None and found.source is not None:
-            raise ValueError(
-                f"{paths.init} has parameters of its own for each embodiment; say which "
-                "embodiment the data is from: --embodiment new_embodiment, or a tag that it "
-                "was trained with."
-            )
-    return replace(config, model=model.changed(projectors=rows))
+        return replace(config, model=take(from_json(RunConfig, begun).model))
+    if paths.init is None:
+        return config
+    found = inspect_params(paths.init)
+    return replace(config, model=take(found.config, found.format and str(paths.init)))
 
 
 def _initial(paths: Paths, model: Model, config: RunConfig) -> Any:

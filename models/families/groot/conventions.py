@@ -14,7 +14,6 @@ import numpy as np
 from jaxtyping import Float
 
 from models.checkpoints.safetensors_format import map_file
-from models.checkpoints.sources import CheckpointSource
 from models.config import from_json
 from models.families.groot.checkpoint import METADATA, MODALITY
 from models.families.groot.eagle_turn import DEFAULT, EagleTurn
@@ -38,7 +37,6 @@ _STILL_STATE, _STILL_ACTION = 1e12, 1e-12
 
 def groot_policy(
     path: Path,
-    source: CheckpointSource,
     config: GrootConfig,
     robot: str | None = None,
     modality: Path | None = None,
@@ -66,7 +64,7 @@ def groot_policy(
     else:
         return config, None
     config = config.for_robots([tag])
-    return config, released_processor(path, source, config).with_robots([acting])
+    return config, released_processor(path, config).with_robots([acting])
 
 
 def robots(path: Path) -> dict[str, Callable[[], Embodiment]]:
@@ -88,7 +86,7 @@ def robots(path: Path) -> dict[str, Callable[[], Embodiment]]:
     return {tag: partial(_nvidias_robot, file, tag, modality) for tag in read_json(file)}
 
 
-def released_processor(path: Path, source: CheckpointSource, config: GrootConfig) -> Processor:
+def released_processor(path: Path, config: GrootConfig) -> Processor:
     """The preparation with which a checkpoint of another code was trained, for a robot in the
     model's units; without a tokenizer if none lies in its folder."""
     whole = _config(_folder(path)).get("type") == "groot"

@@ -21,7 +21,6 @@ from jax.sharding import PartitionSpec, get_abstract_mesh
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
 from models.attention.ring import deal
-from models.checkpoints.released import RELEASED
 from models.families.groot.eagle_turn import PICTURE, EagleTurn
 from models.files.bounds import (
     LARGEST_DIMS,
@@ -52,8 +51,15 @@ from models.layers.siglip import Siglip, SiglipConfig
 from models.model import ModelConfig, Stack
 from models.sharding import Rules, axis_size, keep_rows, look_up
 
-TAGS: Mapping[str, int] = dict(RELEASED["GR00T-N1.5-3B"].tags)
-"""Rows of the released embodiments' tables, by tag."""
+TAGS: Mapping[str, int] = {
+    "gr1": 24,
+    "oxe_droid": 17,
+    "agibot_genie1": 26,
+    "new_embodiment": 31,
+    "so100": 2,
+    "unitree_g1": 3,
+}
+"""Rows of the embodiments' tables by tag, as released; the last two are LeRobot's."""
 _BUCKETS = 1000
 _ADAPTER = TransformerConfig(depth=4, heads=32, head_dim=64)
 _DIT = TransformerConfig(depth=16, heads=32, head_dim=48)
@@ -170,6 +176,22 @@ class GrootConfig(ModelConfig, family="groot"):
         rows = (TAGS[name] if name in TAGS else int(name) for name in names)
         return replace(self, projectors=tuple(rows))
 
+    def with_rows_of(self, other: ModelConfig, foreign: str | None = None) -> "GrootConfig":
+        """The same config with the rows of another, unless it has its own.
+
+        Raises:
+          ValueError: the other is of `foreign`, another code's checkpoint, which does not say whose
+            rows it has.
+        """
+        if self.projectors:
+            return self
+        if foreign:
+            raise ValueError(
+                f"{foreign} has parameters of its own for each embodiment; say which embodiment "
+                "the data is from: --embodiment new_embodiment, or a tag that it was trained with."
+            )
+        return replace(self, projectors=getattr(other, "projectors", ()))
+
     def robot(self, number: int) -> tuple[str, int]:
         """Tag, as `for_robots` takes it, and row of the processor's robot with that number."""
         row = self.projectors[number] if self.projectors else number
@@ -216,12 +238,8 @@ class GrootConfig(ModelConfig, family="groot"):
         return any(stack.lora is not None for stack in stacks)
 
     state_input = "suffix"
-    exports: ClassVar[Mapping[str, str]] = {
-        "groot": "models.families.groot.checkpoint:write",
-        "lerobot": "models.families.groot.lerobot:write",
-    }
+    acting: ClassVar[tuple[str, ...]] = ("padding",)
     own_inputs: ClassVar[str] = "models.families.groot.inputs:groot_batch"
-    released_processor: ClassVar[str] = "models.families.groot.conventions:released_processor"
     dataset_cameras: ClassVar[str] = "models.families.groot.modality:dataset_cameras"
     quantizable: ClassVar[str] = (
         r"^(vision/blocks|language/layers/(attention|mlp)|adapter/blocks|dit/(cross|self)_blocks)"

@@ -6,17 +6,17 @@ horizon or action convention other than it was trained with fails silently.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from models.checkpoints.released import CAMERAS, Released, Source, StateOption, find_released
-from models.checkpoints.sources import CheckpointSource
+from models.checkpoints.statistics_file import read_scale
 from models.families.pi import lerobot
 from models.families.pi.lerobot_statistics import read_normalizers
 from models.families.pi.model import PiConfig
-from models.families.pi.statistics_file import read_scale
+from models.families.pi.released import CAMERAS, Released, Source, StateOption, find_released
+from models.formats import CheckpointInfo
 from models.inputs.embodiment import Embodiment, Normalizer, Scaling
 from models.inputs.pictures import Bilinear, BilinearDark
 from models.inputs.processor import Processor
@@ -30,45 +30,49 @@ _EMPTY = re.compile(r"(^|\.)empty_camera_\d+$")
 
 
 @dataclass(frozen=True)
-class ActingOptions:
-    """Options of `load_policy` for what files do not say; None: as the files and the table say."""
+class PiOptions:
+    """Options of `load_policy` for what files of π do not say; None: as the files and the table
+    say.
+
+    `released`: name of the policy in `models.families.pi.released.RELEASED`, if its folder has
+    another name. `horizon`: steps of a chunk, which openpi's checkpoints do not record. `state`:
+    form in which the model reads the state, which files of π0.5 do not record. `relative`: action
+    dims that the model measures from the state dim of the same number. `robot`: name of the
+    statistics in an openpi checkpoint's assets that scale state and actions (without any, both are
+    in the model's units).
+    """
 
     released: str | None = None
     horizon: int | None = None
     state: StateOption | None = None
     relative: Sequence[int] | None = None
-    cameras: Mapping[str, str] | None = None
     robot: str | None = None
-    modality: Path | str | None = None
 
 
-def openpi_policy(
-    path: Path, source: CheckpointSource, told: ActingOptions, config: Any
-) -> tuple[Any, Processor]:
+def openpi_policy(path: Path, info: CheckpointInfo, told: PiOptions) -> tuple[Any, Processor]:
     """Config and processor of a checkpoint in openpi's Orbax format.
 
     Args:
-      config: a PiConfig or Pi0FastConfig with the sizes inferred from the parameters.
+      info: has the config with the sizes inferred from the parameters.
 
     Raises:
       ValueError: as `load_policy`.
     """
     row = find_released(path, "openpi", told.released)
-    return _openpi(path, config, row, told, None)
+    return _openpi(path, info.config, row, told, None)
 
 
-def lerobot_policy(
-    path: Path, source: CheckpointSource, told: ActingOptions, config: Any
-) -> tuple[Any, Processor]:
+def lerobot_policy(path: Path, info: CheckpointInfo, told: PiOptions) -> tuple[Any, Processor]:
     """Config and processor of a directory from LeRobot, or from openpi's conversion to PyTorch.
 
     Args:
-      config: as for `openpi_policy`.
+      info: as for `openpi_policy`.
 
     Raises:
       FileNotFoundError: there is no config.json.
       ValueError: as `load_policy`.
     """
+    config: Any = info.config
     found = lerobot.read_config(path)
     kind: Source = "lerobot" if found.kind else "openpi"
     row = find_released(path, kind, told.released)
@@ -81,7 +85,7 @@ def lerobot_policy(
     _check_family(path, config, row, told)
     dims = found.robot_state or config.state_dim, found.robot_action or config.action_dim
     questions = []
-    noted = _noted(source, found)
+    noted = _noted(info, found)
     written = {True: "text-padded", False: "text", None: None}[noted]
     state: Any = told.state or written or (row.state if row else None)
     if family != "pi05":
@@ -116,21 +120,26 @@ def lerobot_policy(
         config = replace(config, state_input=_form(state))
     padded = state == "text-padded"
     made = _lerobots(config, found, padded, bool(noted or padded))
-    return config, made.with_robots([_finished(robot, relative, told)])
+    return config, made.with_robots([_finished(robot, relative)])
 
 
-def released_processor(path: Path, source: CheckpointSource, config: Any) -> Processor:
-    """The preparation with which a checkpoint of another code was trained, for a robot in the
-    model's units, without a tokenizer. Files of LeRobot's π0.5 that do not say which version wrote
-    them count as 0.5.0's or later.
+def openpi_processor(path: Path, info: CheckpointInfo, config: Any) -> Processor:
+    """The preparation with which an openpi checkpoint was trained, for a robot in the model's
+    units, without a tokenizer."""
+    return _openpis(config, find_released(path, "openpi"))
+
+
+def lerobot_processor(path: Path, info: CheckpointInfo, config: Any) -> Processor:
+    """As `openpi_processor`, of LeRobot's folder, or of openpi's conversion to PyTorch. Files of
+    π0.5 that do not say which version of LeRobot wrote them count as 0.5.0's or later.
 
     Args:
       config: the config to train with, which says whether the prompt has the state.
     """
-    found = None if _is_openpis(path) else lerobot.read_config(path)
-    if found is None or not found.kind:
-        return _openpis(config, find_released(path, "openpi"))
-    earlier = bool(_noted(source, found))
+    found = lerobot.read_config(path)
+    if not found.kind:
+        return openpi_processor(path, info, config)
+    earlier = bool(_noted(info, found))
     return _lerobots(config, found, earlier and config.state_input == "text", earlier)
 
 
@@ -160,17 +169,14 @@ def _openpis(config: Any, row: Released | None, padded: bool = False) -> Process
     return replace(own, prompts=prompts, black_absent=fast)
 
 
-def _noted(source: CheckpointSource, found: lerobot.LerobotConfig) -> bool | None:
+def _noted(info: CheckpointInfo, found: lerobot.LerobotConfig) -> bool | None:
     """True if a LeRobot before 0.5.0 wrote the files, None if they do not tell."""
-    return {"True": True, "False": False}.get(source.metadata.get("earlier", ""), found.earlier)
-
-
-def _is_openpis(path: Path) -> bool:
-    return path.suffix != ".safetensors" and not any(path.glob("*.safetensors"))
+    metadata = {} if info.source is None else info.source.metadata
+    return {"True": True, "False": False}.get(metadata.get("earlier", ""), found.earlier)
 
 
 def _openpi(
-    path: Path, config: Any, row: Released | None, told: ActingOptions, horizon: int | None
+    path: Path, config: Any, row: Released | None, told: PiOptions, horizon: int | None
 ) -> tuple[Any, Processor]:
     _check_family(path, config, row, told)
     _check_horizon(path, told, horizon)
@@ -215,7 +221,7 @@ def _openpi(
         dims = len(robot.state.offset), len(robot.actions.offset)
         config = replace(config, state_dim=dims[0], action_dim=dims[1])
     made = _openpis(config, row, state == "text-padded")
-    return config, made.with_robots([_finished(robot, relative or (), told)])
+    return config, made.with_robots([_finished(robot, relative or ())])
 
 
 def _form(state: StateOption | None) -> Any:
@@ -231,7 +237,7 @@ def _ask(path: Path, questions: list[str]) -> None:
         )
 
 
-def _check_family(path: Path, config: Any, row: Released | None, told: ActingOptions) -> None:
+def _check_family(path: Path, config: Any, row: Released | None, told: PiOptions) -> None:
     family = _family(config)
     if row is not None and row.family != family:
         raise ValueError(
@@ -246,7 +252,7 @@ def _check_family(path: Path, config: Any, row: Released | None, told: ActingOpt
         )
 
 
-def _check_horizon(path: Path, told: ActingOptions, written: int | None) -> None:
+def _check_horizon(path: Path, told: PiOptions, written: int | None) -> None:
     if written is not None and told.horizon not in (None, written):
         raise ValueError(
             f"{path}: horizon is {told.horizon}, but its config.json says {written}; leave out "
@@ -260,7 +266,7 @@ def _family(config: Any) -> Literal["pi0", "pi05", "pi0_fast"]:
     return "pi05" if config.time == "modulation" else "pi0"
 
 
-def _statistics(path: Path, row: Released | None, told: ActingOptions) -> tuple[str, Path | None]:
+def _statistics(path: Path, row: Released | None, told: PiOptions) -> tuple[str, Path | None]:
     """Name and file of the statistics to scale by. There is no file if there are no statistics, or
     if a released base model has several robots and the caller chooses none: only that choice makes
     its actions those of a robot."""
@@ -295,8 +301,8 @@ def _in_model_units(name: str, cameras: tuple[str, ...], states: int, actions: i
     return Embodiment(name, cameras, Normalizer.identity(states), Normalizer.identity(actions))
 
 
-def _finished(robot: Embodiment, relative: tuple[int, ...], told: ActingOptions) -> Embodiment:
-    """The robot with its relative dims, and with the caller's names for its cameras."""
+def _finished(robot: Embodiment, relative: tuple[int, ...]) -> Embodiment:
+    """The robot with its relative dims."""
     dims = min(len(robot.state.offset), len(robot.actions.offset))
     wrong = [d for d in relative if not 0 <= d < dims]
     if wrong:
@@ -307,33 +313,4 @@ def _finished(robot: Embodiment, relative: tuple[int, ...], told: ActingOptions)
     if relative:
         places = range(len(robot.actions.offset))
         robot = replace(robot, relative=tuple(d if d in relative else -1 for d in places))
-    return robot if told.cameras is None else with_names(robot, told.cameras)
-
-
-def with_names(robot: Embodiment, cameras: Mapping[str, str]) -> Embodiment:
-    """The robot with its own names for cameras of the model. Other cameras keep the model's names
-    and may be absent.
-
-    Args:
-      cameras: {the robot's name: the model's}.
-
-    Raises:
-      ValueError: one is unknown or has two names.
-    """
-    unknown = sorted(set(cameras.values()) - set(robot.cameras))
-    if unknown or len(set(cameras.values())) < len(cameras):
-        raise ValueError(
-            f"cameras is {dict(cameras)}; give each of the robot's cameras a different one of the "
-            f"model's: {list(robot.cameras)}."
-        )
-    names = {theirs: ours for ours, theirs in cameras.items()}
-    keys = robot.keys and replace(
-        robot.keys,
-        images=tuple((key, names.get(camera, camera)) for key, camera in robot.keys.images),
-    )
-    return replace(
-        robot,
-        cameras=tuple(names.get(camera, camera) for camera in robot.cameras),
-        absent=tuple(camera for camera in robot.cameras if camera not in names),
-        keys=keys,
-    )
+    return robot

@@ -6,7 +6,6 @@ chunks of it share one prefix (Mini-Diffuser's level-2 minibatch, arXiv 2505.094
 of pure functions over a nested dict of parameters; the layers behind it are Flax nnx modules.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
@@ -193,11 +192,6 @@ class PiConfig(ModelConfig, family="pi"):
         return (self.language.depth,)
 
     quantizable: ClassVar[str] = r"^(vision/blocks|(language|expert)/layers/(attention|mlp))/"
-    exports: ClassVar[Mapping[str, str]] = {
-        "openpi": "models.families.pi.formats:write_openpi",
-        "lerobot": "models.families.pi.formats:write_lerobot",
-    }
-    released_processor: ClassVar[str] = "models.families.pi.conventions:released_processor"
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 
 from models import Embodiment, Normalizer
-from models.checkpoints.released import RELEASED
 from models.config import from_json, to_json
-from models.families.pi.conventions import ActingOptions
+from models.families.pi.released import RELEASED
 from models.inputs.processor import Processor
 from models.load import check_fit, derived, inspect_checkpoint, trained_preparation, with_tokenizer
 from tests.helpers.models.groot_whole import (
@@ -34,7 +33,7 @@ ROBOTS = tuple(
 
 def same_but_for_robots(root, tokenizer, **options):
     """The processor that acts, after a comparison with the one that is trained further."""
-    acting = inspect_checkpoint(root, ActingOptions(**options))
+    acting = inspect_checkpoint(root, **options)
     wanted = acting.processor if tokenizer is None else with_tokenizer(acting.processor, tokenizer)
     begun = trained_preparation(root, acting.config, tokenizer, FAST / "fast")
     tuned = derived(begun, acting.config, ROBOTS)

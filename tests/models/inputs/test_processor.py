@@ -9,8 +9,8 @@ import pytest
 import sentencepiece
 
 from models import Embodiment, Normalizer, Processor
+from models.checkpoints.statistics_file import read_scale
 from models.config import from_json, to_json
-from models.families.pi.statistics_file import read_scale
 from models.inputs.observation import read_observation
 from models.inputs.tokenizer import SentencePiece, TextTokenizer
 from models.load import load_policy

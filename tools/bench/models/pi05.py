@@ -25,8 +25,8 @@ import optax
 from jaxtyping import Array, Float
 
 from models import PackedBatch, Pi, PiConfig, Sample, pack
-from models.checkpoints.released import CAMERAS
 from models.families.pi.model import SHARDING_RULES
+from models.families.pi.released import CAMERAS
 from models.flow import flow
 from models.layers.gemma import GEMMA_2B, GEMMA_300M, GemmaConfig
 from models.layers.layers import Compute

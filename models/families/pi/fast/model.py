@@ -6,7 +6,7 @@ the loss is their cross-entropy. Layers and packed rows are those of π0; sampli
 once and keeps every token's keys and values. Checked against openpi's `Pi0FAST`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
@@ -162,10 +162,6 @@ class Pi0FastConfig(ModelConfig, family="pi0_fast"):
         )
 
     quantizable: ClassVar[str] = r"^(vision/blocks|language/layers/(attention|mlp))/"
-    exports: ClassVar[Mapping[str, str]] = {
-        "openpi": "models.families.pi.fast.formats:write_openpi"
-    }
-    released_processor: ClassVar[str] = "models.families.pi.conventions:released_processor"
 
 
 @dataclass(frozen=True)

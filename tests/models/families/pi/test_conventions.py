@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from models import Embodiment, Normalizer, load_policy
-from models.checkpoints.released import CAMERAS, RELEASED
 from models.checkpoints.sources import open_orbax
 from models.families.pi import lerobot, openpi
-from models.families.pi.conventions import ActingOptions
 from models.families.pi.model import Pi
+from models.families.pi.released import CAMERAS, RELEASED
 from models.load import inspect_checkpoint
 from tests.helpers.models.openpi_numbers import FIXTURES
 from tests.helpers.models.processors import reading, tokens_of, word_processor
@@ -69,8 +68,8 @@ def test_a_folder_named_like_a_released_policy_has_its_horizon(tmp_path, libero)
     trained = folder(tmp_path, "pi0_droid/mine/29999", "pi0", "droid")
     assert inspect_checkpoint(trained).config.horizon == 10
     assert inspect_checkpoint(trained / "params").processor.embodiments[0].name == "droid"
-    longer = ActingOptions(horizon=7)
-    assert inspect_checkpoint(trained, longer).processor.horizon == 7
+    longer = {"horizon": 7}
+    assert inspect_checkpoint(trained, **longer).processor.horizon == 7
 
 
 def test_an_openpi_checkpoint_of_an_unknown_name_is_asked_about_never_guessed(tmp_path):
@@ -81,10 +80,10 @@ def test_an_openpi_checkpoint_of_an_unknown_name_is_asked_about_never_guessed(tm
     with pytest.raises(ValueError, match="state: ") as refused:
         load_policy(unknown, horizon=6, relative=())
     assert "horizon:" not in str(refused.value)
-    answered = ActingOptions(horizon=6, relative=(), state="none")
-    config = inspect_checkpoint(unknown, answered).config
+    answered = {"horizon": 6, "relative": (), "state": "none"}
+    config = inspect_checkpoint(unknown, **answered).config
     assert (config.horizon, config.state_input) == (6, "none")
-    named = inspect_checkpoint(unknown, ActingOptions(released="pi05_libero"))
+    named = inspect_checkpoint(unknown, released="pi05_libero")
     assert (named.config.horizon, named.config.state_input) == (10, "none")
 
 
@@ -159,14 +158,12 @@ def test_statistics_of_padded_dims_are_cut_to_the_robots(libero, pi0_libero):
 
 def test_cameras_get_the_robots_names_and_the_others_are_absent(tmp_path):
     at = folder(tmp_path, "pi05_libero", "pi05", "physical-intelligence/libero")
-    (robot,) = inspect_checkpoint(
-        at, ActingOptions(cameras={"agentview": "base_0_rgb"})
-    ).processor.embodiments
+    (robot,) = inspect_checkpoint(at, cameras={"agentview": "base_0_rgb"}).processor.embodiments
     assert robot.cameras == ("agentview", "left_wrist_0_rgb", "right_wrist_0_rgb")
     assert robot.absent == robot.cameras[1:]
     assert robot.keys.images[0] == ("observation/image", "agentview")
     with pytest.raises(ValueError, match="cameras a different one of the model's"):
-        inspect_checkpoint(at, ActingOptions(cameras={"agentview": "front"}))
+        inspect_checkpoint(at, cameras={"agentview": "front"})
 
 
 def test_what_contradicts_table_or_files_is_refused(tmp_path):
@@ -175,13 +172,13 @@ def test_what_contradicts_table_or_files_is_refused(tmp_path):
         inspect_checkpoint(droid)
     told = folder(tmp_path, "pi0_libero", "pi0", "physical-intelligence/libero")
     with pytest.raises(ValueError, match="a pi0, whose state is a suffix, so it cannot be 'text'"):
-        inspect_checkpoint(told, ActingOptions(state="text"))
+        inspect_checkpoint(told, state="text")
     with pytest.raises(ValueError, match=r"relative names dims \[8\]"):
-        inspect_checkpoint(told, ActingOptions(relative=(0, 8)))
+        inspect_checkpoint(told, relative=(0, 8))
     with pytest.raises(ValueError, match="'pi06' is not a known released policy"):
-        inspect_checkpoint(told, ActingOptions(released="pi06"))
+        inspect_checkpoint(told, released="pi06")
     with pytest.raises(ValueError, match="is released in groot's format"):
-        inspect_checkpoint(told, ActingOptions(released="GR00T-N1.5-3B"))
+        inspect_checkpoint(told, released="GR00T-N1.5-3B")
     with pytest.raises(ValueError, match="which scales this policy's state"):
         inspect_checkpoint(folder(tmp_path, "pi05_libero", "pi05"))
 
@@ -235,7 +232,7 @@ def test_lerobots_pi05_of_unknown_age_is_asked_how_it_spells_the_state(port):
     with pytest.raises(ValueError, match=r"state: 'text' if LeRobot 0\.5\.0 or later"):
         load_policy(port)
     for state, padded in (("text", False), ("text-padded", True), ("none", False)):
-        processor = inspect_checkpoint(port, ActingOptions(state=state)).processor
+        processor = inspect_checkpoint(port, state=state).processor
         assert processor.prompts.pads_state is padded
         assert processor.state_input == ("none" if state == "none" else "text")
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from models import load_policy, pack
-from models.checkpoints.released import RELEASED
 from models.families.pi.fast.written import opening
+from models.families.pi.released import RELEASED
 from models.families.pi.targets import logits
 from models.model import told
 from tests.helpers.models.openpi_numbers import close

@@ -1,7 +1,7 @@
 """Table of released policies: what their training configs say but their files do not.
 
 Rows are openpi's configs by name (`src/openpi/training/config.py` and `policies/*_policy.py` at
-15a9616, 2026-06), LeRobot's repositories on the hub (to 0.6.1) and GR00T-N1.5's.
+15a9616, 2026-06) and LeRobot's repositories on the hub (to 0.6.1).
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from models.inputs.raw import RawKeys
 StateOption = Literal["text", "text-padded", "suffix", "none"]
 """Form of the state: the robot's dims as text, all of the model's dims as text (LeRobot's π0.5
 before 0.5.0), a token of the expert (π0), or none."""
-Source = Literal["openpi", "lerobot", "groot"]
+Source = Literal["openpi", "lerobot"]
 
 CAMERAS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
 """Cameras of openpi's models, in their order."""
@@ -35,11 +35,10 @@ class Released:
     what the authors' clients send. `adapter`: conversion of the robot's units, see
     `models.inputs.adapters`. `normalization`: of state and actions. `assets`: folder of its
     norm_stats.json. `state_dims`, `action_dims`: the robot's, out of the model's. `text`: longest
-    prompt in tokens. `tags`: GR00T's embodiments, each with its number in the model (the last two
-    are LeRobot's). `refused`: why it cannot act here, if so.
+    prompt in tokens. `refused`: why it cannot act here, if so.
     """
 
-    family: Literal["pi0", "pi05", "pi0_fast", "groot"]
+    family: Literal["pi0", "pi05", "pi0_fast"]
     source: Source = "openpi"
     horizon: int | None = None
     state: StateOption | None = None
@@ -53,7 +52,6 @@ class Released:
     state_dims: int | None = None
     action_dims: int | None = None
     text: int | None = None
-    tags: tuple[tuple[str, int], ...] = ()
     refused: str = ""
 
 
@@ -236,20 +234,6 @@ RELEASED: Mapping[str, Released] = MappingProxyType(
         "lerobot/pi05_libero_finetuned_v044": _lerobot("pi05", "text-padded"),
         "lerobot/pi0fast-base": _lerobot("pi0_fast", "text"),
         "lerobot/pi0fast-libero": _lerobot("pi0_fast", "text"),
-        "GR00T-N1.5-3B": Released(
-            "groot",
-            "groot",
-            horizon=16,
-            cameras=(),
-            tags=(
-                ("gr1", 24),
-                ("oxe_droid", 17),
-                ("agibot_genie1", 26),
-                ("new_embodiment", 31),
-                ("so100", 2),
-                ("unitree_g1", 3),
-            ),
-        ),
     }
 )
 """Released policies by name."""
