@@ -56,9 +56,7 @@ DOORS = (
     *("tools/recipes/presets.py", "tools/recipes/policy.py"),
 )
 """Files that import a family's or name its modules: the tables, the presets and their options."""
-STANDS_FOR = re.compile(
-    r"projectors|image_token|\.chat\b|\"(writes|pi0_fast)\"|action_head|eagle", re.I
-)
+STANDS_FOR = re.compile(r"projectors|image_token|\.chat\b|\"(writes|pi0_fast)\"|action_head|eagle")
 """Words of one family, by which code could ask for it without its name."""
 
 

@@ -20,7 +20,6 @@ from data.dataset import use_format
 from data.files.checksums import CHECKSUMS, damaged_files, write_checksums
 from data.files.folder import open_folder
 from data.files.job import in_threads, running
-from data.files.whole_text import write_whole
 from data.lerobot.card import dataset_card
 from data.lerobot.upgrade import upgrade
 from data.statistics.difference import difference
@@ -30,6 +29,7 @@ from data.store.store import Encoding, build_store, damaged_store_files
 from data.validation.validate import validate
 from data.view.view import write_page, write_recording
 from models import Scaling
+from models.files.whole_text import write_whole
 from models.terminal import Console, guard_tracebacks
 from tools.command_line.consent import consent
 from tools.command_line.ending import in_a_line

@@ -48,7 +48,6 @@ from parallel.step import TrainState
 from parallel.trackers.trackers import check_trackers
 from parallel.trainer import TrainResult, check_start, train
 from tools.command_line.consent import consent
-from tools.recipes.closed_loop import ClosedLoop
 from tools.recipes.insulation import subtask_texts
 from tools.recipes.prepare import Prepared, prepare
 from tools.recipes.presets import RunConfig, check_more_steps, check_same
@@ -271,6 +270,8 @@ def _run(
     measures = [_held_out_metrics(model, ready, config, mesh)] if held_out else []
     with ExitStack() as stack:
         if config.closed_loop.suite:
+            from tools.recipes.closed_loop import ClosedLoop  # and with it simulators
+
             policy = Policy(model, None, ready.processor)
             acting = stack.enter_context(ClosedLoop(config.closed_loop, policy, out, console))
             measures.append(acting.begin)

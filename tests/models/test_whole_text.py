@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from data.files.whole_text import write_whole
+from models.files.whole_text import write_whole
 
 
 def test_a_full_disk_leaves_the_file_as_it_was_and_is_named(tmp_path):

@@ -1,10 +1,11 @@
-"""Writes text files, such as pages and findings, whole or not at all."""
+"""Files that are written whole or not at all, such as pages and findings."""
 
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from errno import ENOTDIR
 from os import strerror
 from pathlib import Path
-
-from data.files.folder import replacing
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -24,3 +25,16 @@ def write_whole(path: Path, text: str) -> None:
         raise NotADirectoryError(ENOTDIR, strerror(ENOTDIR), str(path)) from error
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary file beside `path` that replaces it when the block succeeds and is removed if it
+    fails."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.partial")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
