@@ -6,7 +6,7 @@ prepares and acts, and how one is written. A family's formats live in its own fo
 imported when a checkpoint is not ours; a user's file adds one with `register`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from importlib import import_module
 from pathlib import Path
@@ -97,11 +97,13 @@ def writers(family: str) -> dict[str, Callable[[Any, Path], None]]:
     return {x.name: x.write for x in formats() if family in x.families and x.write is not None}
 
 
-def require_scaling(where: str, what: str, kind: str, wanted: Scaling) -> None:
+def require_scaling(
+    where: str, what: str, kind: str, wanted: Scaling, known: Iterable[str] = ()
+) -> None:
     """Raises ValueError unless a file's kind of scaling, of "state" or "action", is the one that is
-    asked for."""
+    asked for; `known` are the files' own names of kinds."""
     if kind == wanted:
         return
-    known = get_args(Scaling)
-    remedy = f"give --data.{what}-scaling {kind}" if kind in known else f"known are {list(known)}"
+    ours = kind in get_args(Scaling)
+    remedy = f"give --data.{what}-scaling {kind}" if ours else f"known are {', '.join(known)}"
     raise ValueError(f"{where} scales the {what} by {kind[:80]}, not {wanted}; {remedy}.")

@@ -28,7 +28,7 @@ import simplejpeg
 from array_record.python.array_record_module import ArrayRecordWriter
 from jaxtyping import Int64, UInt8
 
-from data.dataset import Dataset
+from data.dataset import Dataset, picture_shape
 from data.errors import DatasetError
 from data.files.checksums import as_sums, sums_of
 from data.files.folder import Folder, LocalFolder
@@ -36,7 +36,6 @@ from data.files.job import Done, cores, in_threads, run_job
 from data.files.limits import MOST_PIXELS
 from data.files.names import path_within
 from data.lake.ranges import shard_episodes
-from data.lerobot.metadata import picture_shape
 from data.store import tables
 from models.inputs.parts import part_class
 from models.inputs.pictures import PictureFit, in_grey_levels, picture_fit

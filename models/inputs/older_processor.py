@@ -12,7 +12,7 @@ _NORMALIZE = {"openpi": "lower", "lerobot": "spaces", "plain": "spaces"}
 
 def current_fields(values: dict[str, Any]) -> dict[str, Any]:
     """The fields of a processor's JSON as they are today; those of today stay."""
-    if "image_size" not in values:
+    if "image_size" not in values or "pictures" in values:
         return values
     old = {name: values[name] for name in _PARTS if name in values}
     kept = {name: value for name, value in values.items() if name not in _PARTS}

@@ -44,7 +44,7 @@ class PromptReader(InputPart):
     tokenizer: TextTokenizer | None
     limit: int = 200
 
-    remedy: ClassVar[str] = "a file such as paligemma_tokenizer.model"
+    remedy: ClassVar[str] = "FILE (PaliGemma's is paligemma_tokenizer.model)"
     """Says what to give as the tokenizer of a policy that came without one."""
 
     def __post_init__(self) -> None:

@@ -210,7 +210,8 @@ def test_a_model_that_reads_the_state_as_no_other_codes_is_not_written_for_it(
     to, time, state_input, tmp_path
 ):
     policy = drawn(replace(CONFIG, time=time, state_input=state_input))
-    policy = replace(policy, processor=replace(PROCESSOR, state_input=state_input))
+    processor = policy.model.config.processor(PROCESSOR.embodiments, PROCESSOR.tokenizer)
+    policy = replace(policy, processor=processor)
     with pytest.raises(ValueError, match=f"has '{time}' and '{state_input}', so it would act"):
         convert_checkpoint.convert(policy, tmp_path / "theirs", to)
     assert not (tmp_path / "theirs").exists()

@@ -74,7 +74,7 @@ class ExportedPolicy:
     def ids(self, prompt, state):
         """Token ids of one prompt."""
         rule = self.facts["prompt"]
-        if rule["tokenizer"] is None:
+        if "template" not in rule:
             raise ValueError("The policy's prompts cannot be read here; give token ids.")
         if "default" in rule:
             text = rule["template"][0].format(quoted=[prompt or rule["default"]])
@@ -113,6 +113,8 @@ class ExportedPolicy:
     @cached_property
     def _encode(self):
         told = self.facts["prompt"]["tokenizer"]
+        if told is None:
+            raise ValueError("The policy came without a tokenizer; give token ids.")
         if told["kind"] == "sentencepiece":
             from sentencepiece import SentencePieceProcessor
 

@@ -25,6 +25,7 @@ from data.packing.plan import Plan
 from data.packing.shares import share_facts, told_shares
 from models import Embodiment, PackedBatch, Policy, Processor
 from models.augment import Augmented
+from models.checkpoints.own import is_own
 from models.checkpoints.remote import local
 from models.config import from_json, to_json
 from models.flow import flow
@@ -194,7 +195,7 @@ def _run(
             out,
             config,
             console,
-            _begun(paths, config),
+            _begun(paths, config, begun is not None),
             agreed,
             paths.statistics,
             paths.fast,
@@ -336,12 +337,14 @@ def _targets_digest(ready: Prepared) -> str:
     return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
 
-def _begun(paths: Paths, config: RunConfig) -> Processor | None:
-    """The preparation of the policy to start from; that of another model's language, if only its
-    tokenizer is given; None without either."""
+def _begun(paths: Paths, config: RunConfig, resumed: bool) -> Processor | None:
+    """The preparation of the policy to start from, as the run has had it if it is resumed; that of
+    another model's language, if only its tokenizer is given; None without either."""
     tokenizer = None if paths.tokenizer is None else local(paths.tokenizer)
     if paths.init is not None:
-        return trained_preparation(paths.init, config.model, tokenizer, paths.fast)
+        made = trained_preparation(paths.init, config.model, tokenizer, paths.fast)
+        kept = inspect_params(paths.folder).processor if resumed and is_own(paths.folder) else None
+        return made if kept is None else kept.with_robots(kept.embodiments, targets=made.targets)
     if tokenizer is None:
         return None
     robot = Embodiment("any", (), Normalizer.identity(1), Normalizer.identity(1))

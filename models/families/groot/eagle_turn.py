@@ -31,9 +31,7 @@ class EagleTurn(PromptReader, kind="eagle_turn"):
 
     limit: int = 512
 
-    remedy = (
-        "the folder of Eagle's processor, with its vocab.json and merges.txt, or tokenizer.json"
-    )
+    remedy = "FOLDER (the folder of its vocab.json and merges.txt, or its tokenizer.json)"
 
     def __post_init__(self) -> None:
         super().__post_init__()

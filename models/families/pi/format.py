@@ -79,7 +79,7 @@ def _in_processor(folder: Path, state: Scaling, actions: Scaling) -> tuple[Norma
                 f"{file} has no scale for {feature}; give a file that has its statistics."
             )
         mode, found = modes[feature]
-        require_scaling(str(file), what, _MODES.get(mode, mode), wanted)
+        require_scaling(str(file), what, _MODES.get(mode, mode), wanted, _MODES)
         return found
 
     return scale("state", "observation.state", state), scale("action", "action", actions)

@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 
 from models import Policy, load_policy
 from models.families.groot import checkpoint, lerobot
+from models.inputs.pictures import StretchedMiddle
 from models.inputs.processor import Processor
 from models.inputs.prompts import TemplatePrompt
 from models.inputs.tokenizer import Tokenizer
@@ -88,7 +89,7 @@ def other(policy: Policy, **fields: object) -> Policy:
     ("change", "told"),
     [
         (lambda p: replace(p, processor=None), "reads prompts with Eagle's chat"),
-        (lambda p: other(p, resize="stretched-middle"), "stretches whole images to 224 pixels"),
+        (lambda p: other(p, pictures=StretchedMiddle(224)), "stretches whole images to 224 pixels"),
         (
             lambda p: other(
                 p,

@@ -177,7 +177,7 @@ def test_what_contradicts_table_or_files_is_refused(tmp_path):
         inspect_checkpoint(told, relative=(0, 8))
     with pytest.raises(ValueError, match="'pi06' is not a known released policy"):
         inspect_checkpoint(told, released="pi06")
-    with pytest.raises(ValueError, match="is released in groot's format"):
+    with pytest.raises(ValueError, match=r"'GR00T-N1\.5-3B' is not a known released policy"):
         inspect_checkpoint(told, released="GR00T-N1.5-3B")
     with pytest.raises(ValueError, match="which scales this policy's state"):
         inspect_checkpoint(folder(tmp_path, "pi05_libero", "pi05"))
