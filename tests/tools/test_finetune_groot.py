@@ -254,5 +254,5 @@ def scales_of(folder: Path, scaling: Scaling) -> Scales:
 
 def test_a_base_without_a_tokenizer_asks_for_one(dataset, tmp_path):
     bare = lerobots_folder(tmp_path / "base", tokenizer=False)
-    with pytest.raises(ValueError, match="--tokenizer FOLDER, the folder of Eagle's processor"):
+    with pytest.raises(ValueError, match=r"--tokenizer FOLDER .the folder of its vocab"):
         command(dataset, bare, tmp_path / "run", "--embodiment", "new_embodiment")

@@ -158,7 +158,7 @@ def test_scores_that_favour_what_spells_no_chunk_write_one_all_the_same(processo
     """Tokens that begin inside a character of UTF-8, or spell more than a chunk, by far the
     likeliest of all."""
     fast = Fast.load(BYTES)
-    processor = replace(processor, fast=fast)
+    processor = replace(processor, targets=replace(processor.targets, fast=fast))
     model = told(replace(CONFIG, head=True).build(), processor)
     batch = pack(
         [acting[i : i + 1] for i in range(4)], CONFIG.layout(prefix=70, samples=1, images=1)
