@@ -41,12 +41,12 @@ PINS := $(VENV).pins
 endif
 SMOKE := .venv-smoke-$(VERSION)
 OPTIMISED := $(addprefix tests/, \
-  models/pi/test_openpi_parity.py \
-  models/pi/test_model.py::test_a_samples_loss_and_gradients_do_not_depend_on_what_it_is_packed_with \
+  models/families/pi/test_openpi_parity.py \
+  models/families/pi/test_model.py::test_a_samples_loss_and_gradients_do_not_depend_on_what_it_is_packed_with \
   models/attention/test_ring.py::test_a_split_row_is_attended_to_as_a_whole_one \
   parallel/test_chunked_step.py \
   parallel/test_axes.py::test_three_axes_and_accumulation_give_the_losses_weights_and_averages_of_one_device)
-SMOKED := tests/test_imports.py tests/data/lerobot/test_dataset.py tests/models/pi/test_model.py \
+SMOKED := tests/test_imports.py tests/data/lerobot/test_dataset.py tests/models/families/pi/test_model.py \
   tests/models/attention/test_attention.py tests/models/attention/test_mosaic.py \
   tests/parallel/test_step.py tests/rl/test_objectives.py tests/sim/rendering/test_raycast.py \
   tests/tools/test_data.py tests/tools/test_export.py tests/parallel/planning/test_explain.py

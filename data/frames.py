@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int64, UInt8
+from jaxtyping import Bool, Float32, Int64, Shaped
 
 from data.dataset import Prompts, Runs
 
@@ -66,9 +66,10 @@ class Frames(Protocol):
         self,
         rows: Int64[np.ndarray, " n"],
         camera: str,
-        out: Sequence[UInt8[np.ndarray, "s s 3"]],
+        out: Sequence[Shaped[np.ndarray, "s s 3"]],
     ) -> None:
-        """Fills each of `out` with a frame's image, a square of `image_size` (see `fit`).
+        """Fills each of `out` with a frame's image, a square of `image_size`, fitted as `resize`, a
+        kind of `models.inputs.pictures.PictureFit`, does; `out` has that fit's dtype.
 
         Raises:
           DatasetError: an image cannot be read; names the file.

@@ -9,15 +9,19 @@ import typing
 from typing import Any, TypeVar
 
 from models.files.renamed import current
+from models.inputs.parts import InputPart, part_class
 from models.model import ModelConfig, family_config, family_of
 
 T = TypeVar("T")
 
 
 def to_json(config: Any) -> Any:
-    """A dataclass tree as dicts, lists and scalars; a model's config carries its `family`."""
+    """A dataclass tree as dicts, lists and scalars; a model's config carries its `family`, a part
+    of a preparation its `kind`."""
     if dataclasses.is_dataclass(config):
         named: dict[str, Any] = {"family": config.family} if isinstance(config, ModelConfig) else {}
+        if isinstance(config, InputPart):
+            named = {"kind": config.kind}
         values = {f.name: to_json(getattr(config, f.name)) for f in dataclasses.fields(config)}
         return named | values
     if isinstance(config, tuple):
@@ -29,11 +33,12 @@ def from_json(kind: type[T], value: Any, where: str = "config") -> T:
     """The inverse of `to_json` for dataclasses, tuples, dicts, optionals, literals, scalars, and
     unions of a scalar and a tuple.
 
-    A `ModelConfig` is built as the family that its values name.
+    A `ModelConfig` is built as the family that its values name, an `InputPart` as their kind. A
+    class may say how older files name its fields: `from_older(values)` gives today's.
 
     Raises:
-      ValueError: a family is unknown or not `kind`'s, or a field is unknown, missing, of another
-        type, not finite or refused by its dataclass; the message gives the field's path.
+      ValueError: a family or kind is unknown or not `kind`'s, or a field is unknown, missing, of
+        another type, not finite or refused by its dataclass; the message gives the field's path.
     """
     return _build(kind, value, where)
 
@@ -48,9 +53,13 @@ def _build(kind: Any, value: Any, where: str) -> Any:
     if isinstance(kind, type) and issubclass(kind, ModelConfig):
         _check(isinstance(value, dict), kind.__name__, value, where)
         kind, value = _of_family(kind, value, where)
+    if isinstance(kind, type) and issubclass(kind, InputPart):
+        _check(isinstance(value, dict), kind.__name__, value, where)
+        kind, value = _of_kind(kind, value, where)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         _check(isinstance(value, dict), kind.__name__, value, where)
         value, hints = current(kind, value, where), typing.get_type_hints(kind)
+        value = getattr(kind, "from_older", lambda values: values)(value)
         fields = {f.name: f for f in dataclasses.fields(kind)}
         unknown = sorted(set(value) - set(fields))
         required = {
@@ -108,6 +117,15 @@ def _of_family(kind: Any, value: dict[str, Any], where: str) -> tuple[Any, dict[
     else:
         _check("family" not in value or name == kind.family, repr(kind.family), name, where)
     return kind, {n: v for n, v in value.items() if n != "family"}
+
+
+def _of_kind(kind: Any, value: dict[str, Any], where: str) -> tuple[Any, dict[str, Any]]:
+    """The class of parts that the values belong to, and the values without their kind's name."""
+    try:
+        found = part_class(kind, value.get("kind"))
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+    return found, {n: v for n, v in value.items() if n != "kind"}
 
 
 def _check(holds: bool, expected: str, value: Any, where: str) -> None:

@@ -6,10 +6,10 @@ the files nor the shapes show.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,16 +18,13 @@ from jax.sharding import Mesh
 
 from models.checkpoints import own
 from models.checkpoints.load import read
-from models.checkpoints.released import StateOption, find_released
 from models.checkpoints.remote import local
-from models.checkpoints.rename import Table
-from models.checkpoints.sources import CheckpointSource, open_orbax
 from models.config import from_json, model_config
 from models.flow.flow import Solver
-from models.groot import checkpoint as groot
-from models.groot.conventions import groot_policy
+from models.formats import CheckpointInfo, find_format
 from models.inputs.bpe import ByteBpe
-from models.inputs.chat import PICTURE
+from models.inputs.camera_names import with_names
+from models.inputs.embodiment import Embodiment
 from models.inputs.fast import Fast
 from models.inputs.processor import Processor
 from models.inputs.tokenizer import SentencePiece
@@ -43,9 +40,6 @@ from models.layers.quantized import (
     shape_of,
 )
 from models.model import STACKED, Model, ModelConfig, in_few_bits
-from models.pi import lerobot, openpi
-from models.pi.conventions import ActingOptions, lerobot_policy, openpi_policy, with_names
-from models.pi.fast import checkpoint as pi0_fast
 from models.policy import Policy
 from models.sharding import shardings
 
@@ -59,17 +53,12 @@ def load_policy(
     mesh: Mesh | None = None,
     steps: int | None = None,
     solver: Solver | None = None,
-    released: str | None = None,
-    horizon: int | None = None,
-    state: StateOption | None = None,
-    relative: Sequence[int] | None = None,
     cameras: Mapping[str, str] | None = None,
     tokenizer: Path | str | None = None,
     fast: Path | str | None = None,
     robot: str | None = None,
-    padding: Literal["masked", "released"] | None = None,
-    modality: Path | str | None = None,
     apart: bool = False,
+    **options: Any,
 ) -> Policy:
     """The policy in a checkpoint, ready to act.
 
@@ -82,24 +71,17 @@ def load_policy(
       mesh: shards the parameters over it; if None, they go to the first device.
       steps: steps of the sampler, written into the model's config; the config's own if None.
       solver: solver of the sampler, likewise: "euler" or "ab2" (docs/results/solver.md).
-      released: name of the policy in `models.checkpoints.released.RELEASED`, if its folder has
-        another name.
-      horizon: steps of a chunk, which openpi's checkpoints do not record.
-      state: form in which π reads the state, which files of π0.5 do not record.
-      relative: action dims that the model measures from the state dim of the same number.
       cameras: the robot's names of cameras, each mapped to the model's; the model's other cameras
         keep their names and may be absent.
       tokenizer: a SentencePiece file, which openpi's checkpoints lack, or for GR00T a
         tokenizer.json or the folder of one, or its URL; needed for prompts as text.
       fast: folder of the FAST tokenizer, for a π0-FAST that came without it.
       robot: which of several robots acts. For a checkpoint of ours: its name in the mixture that
-        the checkpoint was trained on (the first robot if None). Otherwise: the name of the
-        statistics in an openpi checkpoint's assets, or in GR00T's metadata, that scale state and
-        actions (without any, both are in the model's units).
-      padding: for GR00T; with "released", padded places are seen, as in the release; as saved if
-        None.
-      modality: for NVIDIA's files of GR00T, the modality.json with the parts of the robot in the
-        order in which its data config reads them.
+        the checkpoint was trained on (the first robot if None). For another code's: one of those
+        whose statistics it has.
+      options: what the files of another code do not say, by the names of that format's options
+        (`PiOptions` for openpi's and LeRobot's π, `GrootOptions` for GR00T); or fields of the
+        model's config by which it acts, such as GR00T's `padding`.
       apart: keeps the weights of each layer apart (`models.layers.stack`). The policy acts faster,
         but its parameters cannot be saved or trained.
 
@@ -107,17 +89,16 @@ def load_policy(
       FileNotFoundError: there is no checkpoint at `path`.
       ValueError: the checkpoint is of another kind or of an unknown family, is incomplete, or holds
         NaN (every difference is listed); `steps` is less than one; `solver` does not exist, or the
-        family has none; the family computes in one dtype only, or has no `padding`; or neither the
+        family has none; the family computes in one dtype only; an option is unknown; neither the
         files, the folder's name nor the options say how the policy acts (every open question is
-        listed); `apart` is given with a mesh.
+        listed); or `apart` is given with a mesh.
     """
     if apart and mesh is not None:
         raise ValueError("Layers are kept apart on one device only; leave out `apart` or `mesh`.")
     if steps is not None and steps < 1:
         raise ValueError(f"steps is {steps}; the sampler needs at least one step.")
     path = local(path)
-    told = ActingOptions(released, horizon, state, relative, cameras, robot, modality)
-    found = inspect_checkpoint(path, told)
+    found = inspect_checkpoint(path, cameras=cameras, robot=robot, **options)
     config, processor = found.config, found.processor
     if tokenizer is not None and processor is not None:
         processor = with_tokenizer(processor, local(tokenizer))
@@ -128,8 +109,6 @@ def load_policy(
     computed = dtype or (config.compute.dtype if found.source is None else "float32")
     if computed != config.compute.dtype:
         config = config.computing(dtype=computed)
-    if padding is not None:
-        config = config.changed(padding=padding)
     if steps is not None:
         config = config.changed(steps=steps)
     if solver not in (None, config.solver):
@@ -139,17 +118,6 @@ def load_policy(
     if apart and (stacked := getattr(model, STACKED, None)) is not None:
         params = stack.apart(params, stacked, free=True)
     return Policy(model, params, processor, embodiment=_chosen(path, found, robot))
-
-
-@dataclass(frozen=True)
-class CheckpointInfo:
-    """Facts about a checkpoint. A checkpoint of another code has a source, and a table to read it
-    by."""
-
-    config: ModelConfig
-    processor: Processor | None
-    source: CheckpointSource | None = None
-    table: Table | None = None
 
 
 def load_params(
@@ -224,55 +192,58 @@ def like_model(model: Model, dtype: str | None = None, mesh: Mesh | None = None)
     )
 
 
-def inspect_checkpoint(path: Path, told: ActingOptions | None = None) -> CheckpointInfo:
-    """Finds a checkpoint's format, config and processor, without reading its arrays."""
+def inspect_checkpoint(
+    path: Path,
+    *,
+    cameras: Mapping[str, str] | None = None,
+    robot: str | None = None,
+    **options: Any,
+) -> CheckpointInfo:
+    """A checkpoint's config and processor, without reading its arrays.
+
+    Args:
+      cameras, robot, options: as `load_policy`.
+
+    Raises:
+      FileNotFoundError, ValueError: as `load_policy`.
+    """
     path = local(path)
     found = inspect_params(path)
-    told = told or ActingOptions()
-    if found.source is None or found.table is groot.TABLE:
-        if found.source is not None:
-            find_released(path, "groot", told.released)
-            modality = None if told.modality is None else Path(told.modality)
-            own_config: Any = found.config
-            acting, prepared = groot_policy(path, own_config, told.robot, modality)
-            found = replace(found, config=acting, processor=prepared)
-            told = replace(told, released=None, robot=None, modality=None)
-            if prepared is not None and prepared.bpe:
-                check_fit(acting, prepared, str(path))
-        _check_untold(path, found.config, replace(told, robot=None))
-        if told.cameras is None or found.processor is None:
-            return found
-        robots = tuple(with_names(robot, told.cameras) for robot in found.processor.embodiments)
-        return replace(found, processor=replace(found.processor, embodiments=robots))
-    read_policy = lerobot_policy if _is_safetensors(path) else openpi_policy
-    config, processor = read_policy(path, found.source, told, found.config)
-    return replace(found, config=config, processor=processor)
+    asks = () if found.format is None else found.format.asks
+    given = {n: x for n, x in {**options, "robot": robot}.items() if x is not None}
+    asked = {n: x for n, x in given.items() if n in asks}
+    settings = {n: x for n, x in given.items() if n not in asks and n in found.config.acting}
+    known = asked | settings
+    _check_untold(path, found, {n: x for n, x in given.items() if n not in known})
+    if found.format is not None:
+        told = found.format.options(**asked)
+        config, processor = found.format.acts(path, found, told)
+        found = replace(found, config=config, processor=processor)
+        if processor is not None and processor.has_tokenizer:
+            check_fit(config, processor, str(path))
+    if settings:
+        found = replace(found, config=found.config.changed(**settings))
+    if cameras is None or found.processor is None:
+        return found
+    robots = [with_names(robot, cameras) for robot in found.processor.embodiments]
+    return replace(found, processor=found.processor.with_robots(robots))
 
 
 def inspect_params(path: Path) -> CheckpointInfo:
     """A checkpoint's format, and as much of its config as its parameters determine; a processor if
-    the checkpoint is ours."""
+    the checkpoint is ours.
+
+    Raises:
+      FileNotFoundError: there is no checkpoint.
+      ValueError: it is damaged, or of no known format.
+    """
     path = local(path)
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; give a checkpoint's directory or file.")
-    if _is_safetensors(path):
-        source = groot.open_groot(path)
-        if any(name.startswith("action_head.") for name in source.arrays):
-            released = groot.config(source, groot.read_values(path))
-            return CheckpointInfo(released, None, source, groot.TABLE)
-        source = lerobot.open_lerobot(path)
-        told = lerobot.read_config(path)
-        if told.kind == "pi0_fast":
-            table, known = pi0_fast.lerobot_table(source), lerobot.known_axes(source)
-            return CheckpointInfo(pi0_fast.config(source, table, known), None, source, table)
-        return CheckpointInfo(lerobot.config(source, told), None, source, lerobot.table(source))
-    if _is_openpi(path):
-        source = open_orbax(path)
-        if pi0_fast.is_fast(source):
-            table = pi0_fast.OPENPI
-            return CheckpointInfo(pi0_fast.config(source, table), None, source, table)
-        return CheckpointInfo(openpi.config(source), None, source, openpi.table(source))
-    return _from_own(own.find(path))
+    if own.is_own(path):
+        return _from_own(own.find(path))
+    known = find_format(path)
+    return _from_own(own.find(path)) if known is None else known.inspect(path)
 
 
 def _check_bits(path: Path, found: ModelConfig, wanted: ModelConfig) -> None:
@@ -323,17 +294,14 @@ def _quantised(path: str, leaf: Kernel, kernel: jax.Array) -> Any:
 _KINDS: dict[str, Kind] = {"float8_e4m3fn": "float8", "int8": "int8"}
 
 
-def _check_untold(path: Path, config: ModelConfig, told: ActingOptions) -> None:
-    """Raises ValueError if options give what a checkpoint's own files say."""
-    horizon = getattr(config, "horizon", None)
-    names = ("released", "state", "relative", "robot", "modality")
-    given = [name for name in names if getattr(told, name) is not None]
-    if told.horizon not in (None, horizon):
-        given.append("horizon")
-    if given:
+def _check_untold(path: Path, found: CheckpointInfo, left: Mapping[str, Any]) -> None:
+    """Raises ValueError if options are left that say what a checkpoint's own files say."""
+    config = found.config
+    same = {"horizon": config.horizon} if found.format is None else {}
+    if wrong := [n for n, x in left.items() if same.get(n) != x and n != "robot"]:
         raise ValueError(
-            f"The files of {path} already say how its policy acts (its chunks have {horizon} "
-            f"steps); leave out {', '.join(given)}."
+            f"The files of {path} already say how its policy acts (its chunks have "
+            f"{config.horizon} steps); leave out {', '.join(wrong)}."
         )
 
 
@@ -349,14 +317,6 @@ def _chosen(path: Path, found: CheckpointInfo, robot: str | None) -> int:
 
 def _is_fresh(path: str) -> bool:
     return "/lora_" in path or path.endswith(HISTORY_LEAF)
-
-
-def _is_safetensors(path: Path) -> bool:
-    return path.suffix == ".safetensors" or any(path.glob("*.safetensors"))
-
-
-def _is_openpi(path: Path) -> bool:
-    return any((at / "_METADATA").is_file() for at in (path, path / "params"))
 
 
 def _from_own(path: Path) -> CheckpointInfo:
@@ -375,6 +335,65 @@ def _from_own(path: Path) -> CheckpointInfo:
     return CheckpointInfo(config, processor)
 
 
+def trained_preparation(
+    path: Path, config: ModelConfig, tokenizer: Path | None = None, fast: Path | None = None
+) -> Processor:
+    """The preparation with which the policy in a checkpoint was trained, to train from it.
+
+    Args:
+      config: of the model to train.
+      tokenizer: for a policy that came without its own.
+      fast: likewise; only whether it is given matters here.
+
+    Raises:
+      FileNotFoundError, ValueError: as `load_policy`; or the policy came without its preparation or
+        a tokenizer.
+    """
+    found = inspect_params(path)
+    made = found.processor
+    if found.format is not None:
+        made = found.format.prepares(path, found, config)
+    if made is None:
+        raise ValueError(
+            f"{path} came without the preparation (scales, tokenizer) that it was trained with; "
+            "start from one that has it."
+        )
+    if tokenizer is not None:
+        made = with_tokenizer(made, tokenizer)
+    if made.prompts is not None and not made.has_tokenizer:
+        raise ValueError(
+            f"{path} came without the tokenizer that its embedding was trained with; give "
+            f"--tokenizer {made.prompts.remedy}."
+        )
+    if made.targets is not None and made.targets.fast is None and fast is None:
+        raise ValueError(
+            f"{path} came without the FAST tokenizer that it writes its chunks in; give --fast "
+            "FOLDER (openpi's and LeRobot's is physical-intelligence/fast)."
+        )
+    return made
+
+
+def derived(begun: Processor, config: ModelConfig, robots: Sequence[Embodiment]) -> Processor:
+    """The preparation of a policy to start from, for other robots and a model's sizes. Its prompt
+    is the family's own only if the model reads the state elsewhere than that policy; a subtask, or
+    action tokens that the model does not learn, are left out."""
+    prompts = begun.prompts
+    if prompts is not None and begun.state_input != config.state_input:
+        own = config.processor(robots, prompts.tokenizer).prompts
+        prompts = own and replace(own, limit=prompts.limit)
+    return begun.with_robots(
+        robots,
+        state_dim=config.state_dim,
+        action_dim=config.action_dim,
+        horizon=config.horizon,
+        state_input=config.state_input,
+        prompts=prompts,
+        pictures=replace(begun.pictures, size=config.image_size),
+        targets=begun.targets if "action_tokens" in config.cross_entropies else None,
+        subtask_limit=0,
+    )
+
+
 def with_tokenizer(processor: Processor, path: Path) -> Processor:
     """The processor with the tokenizer in a file or folder.
 
@@ -382,82 +401,42 @@ def with_tokenizer(processor: Processor, path: Path) -> Processor:
       FileNotFoundError: the file or folder does not exist.
       ValueError: the tokenizer is of another kind than the policy's.
     """
-    if processor.chat:
-        return replace(processor, bpe=ByteBpe.read(path).packed)
-    return replace(processor, words=(), sentencepiece=SentencePiece.read(path).model)
+    before = None if processor.prompts is None else processor.prompts.tokenizer
+    bpe = isinstance(before, ByteBpe) or Path(path).is_dir() or Path(path).suffix == ".json"
+    return processor.with_tokenizer((ByteBpe if bpe else SentencePiece).read(path))
 
 
 def _with_fast(path: Path, processor: Processor | None, folder: Path) -> Processor:
     """The processor with the FAST tokenizer in a folder, for a policy that came without one."""
-    if processor is None or not processor.writes:
+    if processor is None or processor.targets is None:
         raise ValueError(f"{path} does not write its chunks in FAST tokens; leave out fast.")
     given = Fast.load(folder)
-    if processor.fast not in (None, given):
+    if processor.targets.fast not in (None, given):
         raise ValueError(
             f"{folder} is not the FAST tokenizer that {path} was trained with; leave out fast, as "
             "the checkpoint has its own."
         )
-    return replace(processor, fast=given)
+    return replace(processor, targets=replace(processor.targets, fast=given))
 
 
 def check_fit(config: ModelConfig, processor: Processor, where: str) -> None:
     """Raises ValueError, naming `where` and the field, unless the processor prepares what the model
-    reads: rows of the same sizes, no token outside its vocabulary, and no more embodiments than it
-    tells apart."""
-    for name, wanted in config.preparation.items():
-        given = getattr(processor, name)
-        if given != wanted:
-            raise ValueError(
-                f"{where}: processor.{name} is {given!r} but model.{name} is {wanted!r}; a "
-                "policy's inputs must be prepared as they were in training."
-            )
-    robots = len(processor.embodiments)
+    reads: what its family asks for, no token outside its vocabulary, and no more embodiments than
+    it tells apart."""
+    try:
+        config.check_processor(processor)
+        text = processor.tokenizer.size if processor.has_tokenizer else 0
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+    robots, targets = len(processor.embodiments), processor.targets
     if config.embodiments is not None and robots > config.embodiments:
         raise ValueError(
             f"{where}: there are {robots} embodiments, but the model distinguishes only "
             f"{config.embodiments} (model.embodiments)."
         )
-    if processor.chat and processor.bpe:
-        _check_picture_token(config, processor, where)
-    rows = getattr(config, "projectors", ())
-    if rows and len(rows) != robots:
+    size = max(text, 0 if targets is None or targets.fast is None else targets.top + 1)
+    if size > config.vocabulary:
         raise ValueError(
-            f"{where}: there are {robots} embodiments, but model.projectors gives rows to "
-            f"{len(rows)}; give one to each."
-        )
-    if processor.words or processor.sentencepiece or processor.bpe:
-        try:
-            size = max(processor.tokenizer.size, processor.fast_top + 1 if processor.fast else 0)
-            tokens = processor.fast.size if processor.fast else 0
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from error
-        if tokens and tokens > processor.fast_top + 1:
-            raise ValueError(
-                f"{where}: {tokens} FAST tokens, counted down from id {processor.fast_top}, reach "
-                "below 0."
-            )
-        if size > config.vocabulary:
-            raise ValueError(
-                f"{where}: the tokenizer has ids up to {size - 1}, but model.vocabulary is "
-                f"{config.vocabulary}; give the tokenizer that the model was trained with."
-            )
-        own_size = processor.tokenizer.size if processor.sentencepiece else config.vocabulary
-        if processor.writes and own_size != config.vocabulary:
-            raise ValueError(
-                f"{where}: the tokenizer has {own_size} ids, but model.vocabulary is "
-                f"{config.vocabulary}, and FAST's tokens are counted down from its end; give the "
-                "tokenizer that the model was trained with."
-            )
-
-
-def _check_picture_token(config: ModelConfig, processor: Processor, where: str) -> None:
-    told = getattr(config, "image_token", None)
-    try:
-        id = ByteBpe(processor.bpe).id(PICTURE)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from error
-    if id != told:
-        raise ValueError(
-            f"{where}: the tokenizer's {PICTURE} has the id {id}, but model.image_token is {told}; "
-            f"give the tokenizer that the model was trained with."
+            f"{where}: the tokenizer has ids up to {size - 1}, but model.vocabulary is "
+            f"{config.vocabulary}; give the tokenizer that the model was trained with."
         )

@@ -10,7 +10,7 @@ defining its config (docs/own_model.md).
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -21,8 +21,12 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from models.flow import flow
 from models.flow.realtime_chunking import Given, Guidance
+from models.inputs.embodiment import Embodiment
 from models.inputs.packed_batch import Layout, PackedBatch
-from models.inputs.processor import StateInput
+from models.inputs.pictures import Antialiased
+from models.inputs.processor import Processor
+from models.inputs.prompts import StateInput, TemplatePrompt, template
+from models.inputs.tokenizer import TextTokenizer
 from models.layers.functional import Params
 from models.layers.layers import Compute
 from models.layers.quantized import Rounding, names, quantize
@@ -31,9 +35,9 @@ from models.sharding import Rules
 Config = TypeVar("Config", bound="ModelConfig")
 
 _SHIPPED = {
-    "pi": "models.pi.model",
-    "pi0_fast": "models.pi.fast.model",
-    "groot": "models.groot.model",
+    "pi": "models.families.pi.model",
+    "pi0_fast": "models.families.pi.fast.model",
+    "groot": "models.families.groot.model",
 }
 """Built-in families, each with the module that defines it; imported on first use."""
 _FAMILIES: dict[str, "tuple[type[ModelConfig], str]"] = {}
@@ -59,9 +63,11 @@ class ModelConfig(ABC):
     as `class MyConfig(ModelConfig, family="mine")`. The name stands as `family` in its JSON.
 
     It has fields (or properties) for the sizes of what the model reads: `image_size` in pixels,
-    `vocabulary` of token ids, `state_dim`, `action_dim`, `horizon` steps of a chunk, and `steps`,
-    those of its sampler. The others have a default that suits a model without them:
+    `state_dim`, `action_dim` and `horizon`, steps of a chunk. The others have a default that suits
+    a model without them:
 
+    - `vocabulary`: of token ids; 0, the model reads no language.
+    - `steps`: those of its sampler.
     - `state_input`: spelt in the prompt ("text"), a place of the prefix ("token"), read beside it
       from `PackedBatch.state` ("suffix"), or not at all ("none").
     - `embodiments`: how many it tells apart; None, any number.
@@ -70,8 +76,7 @@ class ModelConfig(ABC):
     - `solver`: of a flow model, which gives it to `flow.sample`; Euler steps without.
     - `compute`: dtype and kernels. Families that have it as a field can be quantised, planned in
       other precisions and run on stages.
-    - `exports`: other codes' formats by name, each "module:function" (or a function) that takes a
-      Policy and a directory to write.
+    - `acting`: names of fields that `load_policy` may change, because they only say how it acts.
 
     Optional methods, which `require` asks for:
 
@@ -83,29 +88,32 @@ class ModelConfig(ABC):
     - `pipelined: tuple[int, ...]` (training on stages): depths of the stacks that stages share.
     - `rtc_max_delay: int` (chunking "trained"): most steps of a chunk that training gave; the field
       of such a model takes flow times of single steps.
-    - `own_inputs`, as `exports` gives a function (acting without a Processor): of (observation,
+    - `own_inputs`, "module:function" or a function (acting without a Processor): of (observation,
       config, actions or None, action_mask or None) to a PackedBatch of one sample a row.
-    - `released_text`, likewise (training from another code's checkpoint): of (its path, a
-      tokenizer's path or None) to the fields of a Processor by which it reads prompts.
+    - `dataset_cameras`, likewise (training): of (a function from the name of a dataset's file to
+      its path or None, the columns' dims, the dataset's path) to its cameras by their names for the
+      model, in the model's order, or None for its own.
     - `for_robots(names) -> config` (tools.train --embodiment): with these robots in this order.
+    - `with_rows_of(other, foreign) -> config` (training): with the rows for robots that the config
+      of the run or checkpoint to start from has; `foreign` is its path if another code wrote it.
     """
 
     family: ClassVar[str]
 
     image_size: int
-    vocabulary: int
     state_dim: int
     action_dim: int
     horizon: int
-    steps: int
 
+    vocabulary: int = 0
+    steps: int = 0
     state_input: StateInput = "none"
     embodiments: int | None = None
     chunks: int = 1
     targets: int = 0
     solver: flow.Solver = "euler"
     compute: Compute = Compute(dtype="float32")
-    exports: ClassVar[Mapping[str, Any]] = {}
+    acting: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, *, family: str | None = None, **rest: Any) -> None:
         super().__init_subclass__(**rest)
@@ -143,11 +151,35 @@ class ModelConfig(ABC):
             targets=targets,
         )
 
-    @property
-    def preparation(self) -> dict[str, Any]:
-        """Values that a Processor's fields must have to prepare what this model reads."""
-        names = ("image_size", "state_dim", "action_dim", "horizon", "state_input")
-        return {name: getattr(self, name) for name in names}
+    def processor(
+        self, robots: Sequence[Embodiment], tokenizer: TextTokenizer | None = None
+    ) -> Processor:
+        """The preparation of this family for robots whose policy is trained from nothing: π0's
+        prompt, or π0.5's if the state is spelt in it, and antialiased pictures, unless a family has
+        its own."""
+        reader = None
+        if self.vocabulary:
+            reader = TemplatePrompt(tokenizer, template=template(self.state_input))
+        return Processor(
+            self.state_dim,
+            self.action_dim,
+            self.horizon,
+            self.state_input,
+            tuple(robots),
+            reader,
+            Antialiased(self.image_size),
+        )
+
+    def check_processor(self, processor: Processor) -> None:
+        """Raises ValueError, naming the field, unless a processor prepares what this model reads. A
+        family adds its own conditions to these, which are equal sizes."""
+        for name in ("image_size", "state_dim", "action_dim", "horizon", "state_input"):
+            given, wanted = getattr(processor, name), getattr(self, name)
+            if given != wanted:
+                raise ValueError(
+                    f"processor.{name} is {given!r} but model.{name} is {wanted!r}; a policy's "
+                    "inputs must be prepared as they were in training."
+                )
 
     @property
     def cross_entropies(self) -> Mapping[str, float]:

@@ -351,7 +351,8 @@ class Policy:
         shown = len(robot.cameras) if cameras is None else cameras
         images = [black if i < shown else None for i in range(len(robot.cameras))]
         state = np.zeros(len(robot.state.offset), np.float32)
-        lengths = {self._text(n) for n in range(1, (text or processor.text_limit) + 1)}
+        longest = text or processor.text_limit
+        lengths = {self._text(n) for n in range(min(longest, 1), longest + 1)}
         free = np.zeros((processor.horizon, len(robot.actions.offset)), np.float32)
         programs = [
             (length, rows, previous)

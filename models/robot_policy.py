@@ -196,13 +196,10 @@ class RobotPolicy:
     @cached_property
     def longest_text(self) -> int:
         """Tokens of the longest prompt to expect, with the state where it is text."""
-        processor = self.processor
         if not self.prompts:
-            return processor.text_limit
-        dims = processor.state_dim if processor.spells_padding else self._dims[0]
-        longest = np.ones(dims)  # in a state spelt as text, no bin takes more letters than the last
+            return self.processor.text_limit
         shown = sum(at is not None for at in self.cameras)
-        return max(len(processor.tokens(words, longest, shown)) for words in self._wordings)
+        return max(self.processor.longest_text(self._wordings, self.policy.embodiment, shown))
 
     def check_traced(self) -> None:
         """Raises ValueError unless `batch` and `actions` can replace what the host prepares."""
@@ -213,7 +210,7 @@ class RobotPolicy:
                 f"{(size, size)}, and images are not resized on a device; give the environment "
                 f"image_size={size}."
             )
-        if self.processor.resize == "stretched-middle":
+        if not self.processor.pictures.whole:
             raise ValueError(
                 "The policy sees only the middle of each image, and images are not cropped on a "
                 "device; choose placement 'host'."

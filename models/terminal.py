@@ -35,6 +35,12 @@ def harmless(text: str) -> str:
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+def first_line(error: BaseException) -> str:
+    """First line of an error's message without its period; the error's kind if it says nothing."""
+    text = next(iter(str(error).splitlines()), "").strip().rstrip(".")
+    return text or type(error).__name__
+
+
 class Console(rich.console.Console):
     """rich's console without markup, emoji codes and highlighting; `options` are rich's own. To
     style text, pass `style` (`print(text, style="red")`) or a `rich.text.Text`."""

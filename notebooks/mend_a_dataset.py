@@ -17,6 +17,7 @@ import numpy as np
 from data import open_dataset
 from data.edit.edit import edit_dataset
 from data.edit.plan import Edit, Trim
+from data.lerobot.recording import video_feature
 from data.lerobot.writer import DatasetWriter
 from data.loader.loader import Loader
 from data.packing.plan import Plan
@@ -25,13 +26,8 @@ from data.statistics.stats import compute
 from data.validation.validate import validate
 from data.view.view import write_page
 from models.terminal import Console
-from rl.simulated.latency import Constant, Latencies
-from rl.simulated.points import Points
-from rl.simulated.synthetic import Synthetic
-from sim.demonstrations import Demonstrations
 from tools.recipes.prepare import prepare
 from tools.recipes.presets import RowsConfig, load_preset
-from tools.recipes.recording import spec_features
 
 # %% tags=["parameters"]
 EPISODES = 24
@@ -46,10 +42,49 @@ EPISODES = 24
 out = Path("runs/mend_a_dataset")
 shutil.rmtree(out, ignore_errors=True)
 
-at_once = Latencies(Constant(0), Constant(0))
-world = Points(picture=64, speed=0.05, max_steps=72)
-slots = Synthetic(at_once, 4, world=world)
-episodes = list(Demonstrations(slots, ("reach",), EPISODES))
+COLOURS = {"red": (230, 60, 60), "green": (60, 200, 80), "blue": (70, 90, 235)}
+AXIS = np.linspace(-1.4, 1.4, 64)
+
+
+def paint(picture, centre, radius, colour):
+    """Paints a disc."""
+    picture[np.hypot(AXIS - centre[0], AXIS[:, None] - centre[1]) < radius] = colour
+
+
+def demonstration(seed, cameras):
+    """Columns, pictures and instruction of one episode."""
+    rng = np.random.default_rng(seed)
+    angles = 2 * np.pi * (rng.random() + np.arange(3) / 3)
+    discs = np.stack([np.cos(angles), np.sin(angles)], -1)
+    goal = rng.integers(3)
+    places, actions, pictures = [], [], []
+    place = np.zeros(2)
+    while np.linalg.norm(discs[goal] - place) > 0.2:
+        picture = np.full((64, 64, 3), 245, np.uint8)
+        for disc, colour in zip(discs, COLOURS.values(), strict=True):
+            paint(picture, disc, 0.2, colour)
+        paint(picture, place, 0.1, (40, 40, 40))
+        way = discs[goal] - place
+        action = way / np.linalg.norm(way)
+        places.append(place)
+        actions.append(action)
+        pictures.append(picture)
+        place = place + 0.05 * (action + 0.4 * rng.normal(size=2))
+    columns = {"observation.state": np.float32(places), "action": np.float32(actions)}
+    wording = rng.choice(["go to the {} disc", "reach {}"])
+    instruction = wording.format(list(COLOURS)[goal])
+    return columns, dict.fromkeys(cameras, np.stack(pictures)), instruction
+
+
+def features(cameras):
+    """What a LeRobot dataset of such episodes consists of."""
+    numbers = {"dtype": "float32", "shape": (2,), "names": ["x", "y"]}
+    videos = dict.fromkeys(cameras, video_feature((64, 64, 3)))
+    return {"observation.state": numbers, "action": numbers, **videos}
+
+
+cameras = ("observation.images.top",)
+episodes = [demonstration(seed, cameras) for seed in range(EPISODES)]
 
 # %% [markdown]
 # We write the episodes as a LeRobot dataset (columns of numbers, images that become mp4, an
@@ -61,21 +96,19 @@ episodes = list(Demonstrations(slots, ("reach",), EPISODES))
 # - One instruction has a typo.
 
 # %%
-features = spec_features(slots.spec)
-with DatasetWriter(out / "raw", fps=10, features=features, robot_type="dot") as writer:
-    for number, episode in enumerate(episodes):
-        frame = np.arange(len(episode.columns["action"]))
+with DatasetWriter(out / "raw", fps=10, features=features(cameras), robot_type="dot") as writer:
+    for number, (columns, pictures, task) in enumerate(episodes):
+        frame = np.arange(len(columns["action"]))
         if number == 2:
             frame = np.insert(frame, 3, [3] * 30)
-        columns = {name: values[frame] for name, values in episode.columns.items()}
-        pictures = {camera: seen[frame] for camera, seen in episode.frames.items()}
+        columns = {name: values[frame] for name, values in columns.items()}
+        pictures = {camera: seen[frame] for camera, seen in pictures.items()}
         if number == 2:
             columns["action"][3:33] = 0
         if number == 8:
             columns["observation.state"][-1] *= 1_000_000
-        task = episode.task + " plaese" * (number == 9)
         for _ in range(1 + (number == 5)):
-            writer.add_episode(columns, pictures, task)
+            writer.add_episode(columns, pictures, task + " plaese" * (number == 9))
 dataset = open_dataset(out / "raw")
 dataset
 
@@ -179,12 +212,10 @@ print((out / "idle.json").read_text())
 # is drawn half as often.
 
 # %%
-two = replace(world, cameras=("observation.images.top", "observation.images.wrist"))
-slots = Synthetic(at_once, 4, world=two)
-features = spec_features(slots.spec)
-with DatasetWriter(out / "two", fps=10, features=features, robot_type="two eyes") as writer:
-    for episode in Demonstrations(slots, ("reach",), EPISODES, first_seed=1000):
-        writer.add_episode(*episode)
+two = ("observation.images.top", "observation.images.wrist")
+with DatasetWriter(out / "two", fps=10, features=features(two), robot_type="two eyes") as writer:
+    for seed in range(1000, 1000 + EPISODES):
+        writer.add_episode(*demonstration(seed, two))
 
 mixture = {
     "datasets": [

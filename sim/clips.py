@@ -4,13 +4,11 @@ Browsers play yuv420p H.264 everywhere, and a looping clip of some 40 frames tak
 a page can carry a dozen of them inline.
 """
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image
 
 ENCODING = {"crf": "20", "threads": "1"}
 """Options of libx264 for a clip; the bytes do not depend on the number of cores."""
@@ -32,13 +30,6 @@ def choose(success: Sequence[bool], groups: Sequence[int], count: int) -> list[i
     lost = _take_turns([i for i, ok in enumerate(success) if not ok], groups)
     failures = min(len(lost), max(count // 2, count - len(won)))
     return sorted(won[: count - failures]) + sorted(lost[:failures])
-
-
-def encode_jpeg(image: UInt8[np.ndarray, "h w 3"]) -> bytes:
-    """A still picture."""
-    file = io.BytesIO()
-    Image.fromarray(image).save(file, "JPEG", quality=85)
-    return file.getvalue()
 
 
 def _take_turns(indices: Sequence[int], groups: Sequence[int]) -> list[int]:

@@ -33,7 +33,6 @@ class SightConfig(ModelConfig, family="sight"):
     depth: int = 4
     heads: int = 4
     image_size: int = 48
-    vocabulary: int = 512
     state_dim: int = 8
     action_dim: int = 8
     horizon: int = 8

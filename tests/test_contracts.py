@@ -9,9 +9,11 @@ from pathlib import Path
 import jax
 import pytest
 
-from models import Embodiment, Normalizer, Processor
+from models import Embodiment, Normalizer
 from models.config import from_json, to_json
 from models.files.own_file import named_in_file, run_file
+from models.formats import writers
+from models.inputs.tokenizer import Tokenizer
 from models.load import check_fit
 from models.model import _SHIPPED, FLOW, ModelConfig, family_config, function_at, require
 from models.sharding import path_name
@@ -20,11 +22,12 @@ from tools.recipes.rl_presets import RL_PRESETS, learner_of
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("models", "data", "parallel", "sim", "rl", "tools", "tests")
-OWN = re.compile(r"models/(pi|lora|targets|groot\w*)\.py|models/(checkpoints|pi|groot)/.*")
+OWN = re.compile(r"models/(checkpoints|families)/.*")
 ASKED = re.compile(r"""isinstance\([^)]*\b(Pi|Groot)|\bfamily\b\W{0,3}\s*(==|!=|in)\s*[("']""")
 MINE = """
 from dataclasses import dataclass
 from models.load import check_fit
+from models.formats import writers
 from models.model import ModelConfig
 
 @dataclass(frozen=True)
@@ -48,6 +51,29 @@ def sources():
                 yield name, path.read_text()
 
 
+DOORS = (
+    *("models/__init__.py", "models/model.py", "models/formats.py", "models/inputs/parts.py"),
+    *("tools/recipes/presets.py", "tools/recipes/policy.py"),
+)
+"""Files that import a family's or name its modules: the tables, the presets and their options."""
+STANDS_FOR = re.compile(r"projectors|image_token|\.chat\b|\"(writes|pi0_fast)\"|action_head|eagle")
+"""Words of one family, by which code could ask for it without its name."""
+
+
+def test_nothing_but_tables_and_presets_imports_a_family_or_uses_its_words():
+    imports, words = set(), set()
+    for name, text in sources():
+        if not name.startswith(("tests/", "tools/bench/")):
+            imports |= {name} & {name for _ in re.finditer(r"models\.families\.", text)}
+            words |= {f"{name}: {hit[0]}" for hit in STANDS_FOR.finditer(text)}
+    assert imports <= set(DOORS)
+    assert words == {
+        "models/inputs/parts.py: eagle",
+        'models/inputs/older_processor.py: "writes"',
+        "tools/recipes/presets.py: image_token",
+    }
+
+
 def test_nothing_outside_a_familys_files_asks_which_family_it_has():
     found = [f"{name}: {hit[0]}" for name, text in sources() for hit in ASKED.finditer(text)]
     assert found == []
@@ -62,8 +88,8 @@ def test_a_shipped_family_keeps_the_contract(preset):
     assert (model, hash(model)) == (preset.model.build(), hash(preset.model.build()))
     for name in ("init", "loss", "sample_actions", "sharding_rules", *FLOW):
         require(model, name, "the contract")
-    for where in [*model.config.exports.values(), getattr(model.config, "own_inputs", print)]:
-        assert callable(function_at(where))
+    assert callable(function_at(getattr(model.config, "own_inputs", print)))
+    assert set(writers(model.config.family)) <= {"openpi", "lerobot", "groot"}
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     paths = [path_name(path) for path, _ in jax.tree_util.tree_flatten_with_path(shapes)[0]]
     parts = ("vision", "language", "action")
@@ -115,7 +141,9 @@ def test_a_users_file_adds_a_family_and_may_run_again_but_takes_no_other_files_n
     with pytest.raises(ValueError, match=r"second\.py defines a family 'ours', but .*first\.py"):
         run_file(second)
     second.write_text(MINE.format("pi"))
-    with pytest.raises(ValueError, match=r"defines a family 'pi', but models\.pi\.model already"):
+    with pytest.raises(
+        ValueError, match=r"defines a family 'pi', but models\.families\.pi\.model already"
+    ):
         run_file(second)
     with pytest.raises(ValueError, match=r"first\.py has no 'Other'"):
         named_in_file(f"{first}:Other")
@@ -135,10 +163,10 @@ def test_what_a_family_lacks_is_said_in_one_sentence(tmp_path):
 def test_more_robots_than_a_model_tells_apart_are_refused():
     scale = Normalizer((0.0,), (1.0,))
     robots = tuple(Embodiment(f"robot {i}", ("front",), scale, scale) for i in range(9))
-    processor = Processor(**GROOT_TINY.model.preparation, words=("a",), embodiments=robots)
+    processor = GROOT_TINY.model.processor(robots, Tokenizer(("a",)))
     with pytest.raises(ValueError, match=r"9 embodiments, but the model distinguishes only 8"):
         check_fit(GROOT_TINY.model, processor, "a mixture")
-    check_fit(TINY.model, replace(processor, **TINY.model.preparation), "a mixture")
+    check_fit(TINY.model, TINY.model.processor(robots, Tokenizer(("a",))), "a mixture")
 
 
 def test_rls_presets_train_of_pi_what_they_did_before_groups_had_names():

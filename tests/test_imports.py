@@ -1,5 +1,7 @@
 """Every module is imported where only the project's own dependencies are installed."""
 
+import subprocess
+import sys
 from importlib import import_module
 from pkgutil import walk_packages
 
@@ -32,3 +34,13 @@ def test_a_module_is_imported(name):
     if name in _EXTRAS:
         pytest.importorskip(_EXTRAS[name])
     import_module(name)
+
+
+def test_training_imports_no_simulator_and_no_server():
+    """Both cost every run's start, on every host; they are imported by what uses them."""
+    program = "import sys, tools.train; print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    imported = ran.stdout.split()
+    assert "tools.recipes.training" in imported, ran.stderr
+    strangers = ("sim.", "rl.", "tools.serving", "websockets", "mujoco", "ray.")
+    assert not [name for name in imported if name.startswith(strangers)]

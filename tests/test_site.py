@@ -66,4 +66,4 @@ def test_the_reference_shows_public_documented_names_alone(tmp_path):
     module = tmp_path / "module.py"
     module.write_text('def shown():\n    "Doc."\ndef _hidden():\n    "Doc."\ndef silent(): ...\n')
     assert site._public(module) == ["shown"]
-    assert "::: models.pi.model\n" in site.reference()["reference/models/pi.md"]
+    assert "::: models.families.pi.model\n" in site.reference()["reference/models/families/pi.md"]

@@ -19,8 +19,8 @@ from models import Policy
 from models.config import to_json
 from models.files.own_file import run_file
 from models.flow.flow import Solver
+from models.formats import writers
 from models.inputs.processor import Processor
-from models.model import function_at
 from models.terminal import Console, guard_tracebacks
 from parallel.checkpoint import CheckpointWriter, steps
 from tools.command_line.ending import in_a_line
@@ -38,10 +38,11 @@ def convert(policy: Policy, target: Path, to: str) -> None:
     if to == "chiliad":
         _write_own(policy, target)
         return
-    if to not in config.exports:
+    known = writers(config.family)
+    if to not in known:
         raise ValueError(
             f"Format '{to}' cannot hold a model of family '{config.family}'; convert it to "
-            f"{' or '.join(['chiliad', *config.exports])}."
+            f"{' or '.join(['chiliad', *known])}."
         )
     if config.compute.quantized and not config.adapted:
         raise ValueError(
@@ -49,7 +50,7 @@ def convert(policy: Policy, target: Path, to: str) -> None:
             f"{config.compute.quantized_kind}, which format '{to}' cannot hold; convert the "
             "checkpoint that they were quantised from."
         )
-    function_at(config.exports[to])(policy, target)
+    known[to](policy, target)
 
 
 def main(

@@ -20,16 +20,16 @@ from data.dataset import use_format
 from data.files.checksums import CHECKSUMS, damaged_files, write_checksums
 from data.files.folder import open_folder
 from data.files.job import in_threads, running
-from data.files.whole_text import write_whole
 from data.lerobot.card import dataset_card
 from data.lerobot.upgrade import upgrade
 from data.statistics.difference import difference
 from data.statistics.stats import Stats, compute, compute_together
-from data.store.convert import DESCRIPTION, StoredResize
+from data.store.convert import DESCRIPTION
 from data.store.store import Encoding, build_store, damaged_store_files
 from data.validation.validate import validate
 from data.view.view import write_page, write_recording
 from models import Scaling
+from models.files.whole_text import write_whole
 from models.terminal import Console, guard_tracebacks
 from tools.command_line.consent import consent
 from tools.command_line.ending import in_a_line
@@ -243,7 +243,7 @@ def convert_command(
     to: Literal["store", "v3.0"] = "store",
     image_size: int = 224,
     encoding: Encoding = "jpeg",
-    resize: StoredResize = "antialiased",
+    resize: str = "antialiased",
     workers: int | None = None,
     data_format: DataFormat = "",
     options: Annotated[LakeOptions, tyro.conf.arg(name="")] = ALONE,
@@ -257,8 +257,9 @@ def convert_command(
         to: "store" for a frame store, "v3.0" for a LeRobot dataset (which no later option changes).
         image_size: Side of the images as the model sees them, in pixels.
         encoding: "jpeg" (quality 95), or "raw" for small images and the least work in training.
-        resize: "antialiased" keeps the aspect ratio, with black borders; "stretched" and
-            "stretched-middle" are GR00T's methods (docs/groot.md).
+        resize: How images are fitted to that side. "antialiased" keeps the aspect ratio, with black
+            borders; "bilinear" and "bilinear-dark" are LeRobot's for π0 and π0.5, "stretched" and
+            "stretched-middle" GR00T's (docs/groot.md).
         workers: Shards made at the same time; default: one for every four cores.
         data_format: Your own format to read it with; the file is run (docs/own_dataset.md).
         options: Work on a cluster, and a catalogue.

@@ -132,7 +132,7 @@ def load(config: ServeConfig) -> Policy:
             raise ValueError(
                 f"longest_prompt is {config.longest_prompt}; this policy reads 1 to {limit} tokens."
             )
-        shorter = replace(policy.processor, text_limit=config.longest_prompt)
+        shorter = policy.processor.with_limit(config.longest_prompt)
         policy = replace(policy, processor=shorter)
     return replace(policy, sizes=config.sizes)
 

@@ -14,11 +14,12 @@ import numpy as np
 from jaxtyping import Int64
 
 from data.columns import BOOKKEEPING, arrow_type
+from data.dataset import picture_shape
 from data.edit.subtasks import require_one_numbering
 from data.errors import DatasetError, short
 from data.files.names import plain_name
 from data.lerobot.dataset import LeRobotDataset
-from data.lerobot.metadata import VISUAL, picture_shape
+from data.lerobot.metadata import VISUAL
 from data.lerobot.recording import video_feature, video_info
 from data.video.encoding import VideoEncoding
 

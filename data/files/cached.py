@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from data.errors import DatasetError
-from data.files.folder import replacing
+from models.files.whole_text import replacing
 
 _CRC_BYTES = 4
 

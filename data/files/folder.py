@@ -10,7 +10,6 @@ import fcntl
 import hashlib
 import re
 import shutil
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from data.errors import DatasetError, MissingFileError, short
 from data.files.names import file_within
 from models.files.bucket import VERSION_KEYS, file_system
 from models.files.user_cache import user_cache
+from models.files.whole_text import replacing
 
 _DESCRIPTIONS = ("*meta/info.json", "*dataset_info.json")
 """Files that describe a dataset; they are fetched first from a repository."""
@@ -296,19 +296,6 @@ def _open_hub(url: str) -> HubFolder:
 def _open_bucket(url: str) -> BucketFolder:
     _, root = file_system(url)
     return BucketFolder(url.rstrip("/"), root, user_cache("files"))
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path` that replaces it when the block succeeds and is removed if it
-    fails."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.partial")
-    try:
-        yield partial
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _inside(url: str, name: str) -> str:

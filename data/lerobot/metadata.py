@@ -140,23 +140,6 @@ def by_number(name: str) -> list[str | int]:
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
-def picture_shape(feature: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Height and width of a camera's images, whose shape may begin or end with the channels; None
-    if the feature does not say."""
-    about = feature.get("info") or feature.get("video_info") or {}
-    height, width = about.get("video.height"), about.get("video.width")
-    if isinstance(height, int) and isinstance(width, int):
-        return height, width
-    shape, names = feature["shape"], feature.get("names")
-    if len(shape) != 3:
-        return None
-    if isinstance(names, list) and names and str(names[0]).startswith("c"):
-        return shape[1], shape[2]
-    if not isinstance(names, list) and shape[0] in (1, 3) and shape[2] not in (1, 3):
-        return shape[1], shape[2]
-    return shape[0], shape[1]
-
-
 def robot_type(info: Mapping[str, Any]) -> str | None:
     """The robot's name in info.json; None if it is empty or not text."""
     name = info.get("robot_type")

@@ -12,9 +12,9 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int, Int64, UInt8
+from jaxtyping import Bool, Float32, Int64, Shaped
 
-from data.dataset import Runs, subtasks_of
+from data.dataset import subtasks_of
 from data.frames import Feed, Frames
 from data.loader.memory import BufferPool
 from data.loader.reading import RetryingReader
@@ -22,8 +22,7 @@ from data.packing.plan import Plan
 from data.packing.windows import PlannedRows
 from models import PackedBatch, Processor
 from models.inputs.packed_batch import lay_out, put_targets
-
-_NO_TOKENS = np.zeros(0, np.int32)
+from models.inputs.processor import Columns
 
 
 class BatchInfo(NamedTuple):
@@ -83,11 +82,12 @@ class Batches:
                 parts.append(self._part(drawn, source))
         images = np.zeros(len(drawn.id), np.int64)
         text: list[Any] = [None] * len(drawn.id)
-        most = max(part.shown.sum(axis=1).max(initial=0) for part in parts)
+        most = max(part.columns.shown.sum(axis=1).max(initial=0) for part in parts)
         image_at = np.zeros((len(drawn.id), most), np.int64)
         for part in parts:
-            images[part.draws] = part.shown.sum(axis=1)
-            for draw, (ids, places) in zip(part.draws.tolist(), self._text(part), strict=True):
+            images[part.draws] = part.columns.shown.sum(axis=1)
+            read = zip(part.columns.text, part.columns.image_at, strict=True)
+            for draw, (ids, places) in zip(part.draws.tolist(), read, strict=True):
                 text[draw] = ids
                 image_at[draw, : len(places)] = places
         arrays, at = lay_out(
@@ -97,19 +97,18 @@ class Batches:
         )
         arrays["sample_id"][at.row, at.slot] = drawn.id.astype(np.int32)
         for part in parts:
-            row, slot = at.row[part.draws], at.slot[part.draws]
+            row, slot, made = at.row[part.draws], at.slot[part.draws], part.columns
             with pictures.running():
                 self._read_images(part, arrays, row * lay.images + at.image[part.draws])
-            arrays["state"][row, slot] = part.state
-            arrays["actions"][row, slot] = part.actions
-            arrays["action_mask"][row, slot] = part.mask & ~part.lost[:, None, None]
+            arrays["state"][row, slot] = made.state
+            arrays["actions"][row, slot] = made.actions
+            arrays["action_mask"][row, slot] = made.action_mask & ~part.lost[:, None, None]
             arrays["embodiment"][row, slot] = part.feed.embodiment
             arrays["weight"][row, slot] = ~part.lost
             if lay.targets:
-                for place, told in zip(
-                    zip(row, slot, strict=True), self._targets(part), strict=True
-                ):
-                    put_targets(arrays, place, *told)
+                targets = zip(row, slot, made.subtask, made.action_tokens, strict=True)
+                for i, j, subtask, tokens in targets:
+                    put_targets(arrays, (i, j), subtask, tokens)
         counts = np.bincount(drawn.source, minlength=len(self.feeds)).tolist()
         names = [source.name for source in self.plan.sources]
         info = BatchInfo(
@@ -134,12 +133,21 @@ class Batches:
         chunks, cut = self._columns(feed, feed.actions, start + np.minimum(steps, length - 1))
         if feed.transform is not None:
             states, chunks = feed.transform(states, chunks)
-        numbers = self.processor.numbers(states, chunks, steps < length, embodiment=feed.embodiment)
-        for array in numbers:
-            array[lost | cut] = 0
         shown = shown_cameras(feed, episode)
-        told = drawn.task[draws], drawn.wording[draws]
-        return _Part(source, feed, draws, rows, *told, shown, *numbers, lost | cut)
+        prompts = frames.prompts
+        told = zip(drawn.task[draws].tolist(), drawn.wording[draws].tolist(), strict=True)
+        lost |= cut
+        columns = self.processor.columns(
+            [prompts[task][wording] for task, wording in told],
+            states,
+            shown,
+            embodiment=feed.embodiment,
+            actions=chunks,
+            valid=(steps < length) & ~lost[:, None],
+            subtasks=self._subtasks(source, feed, rows),
+        )
+        columns.state[lost] = 0
+        return _Part(feed, draws, rows, shown, columns, lost)
 
     def _columns(
         self, feed: Feed, names: tuple[str, ...], rows: Int64[np.ndarray, " n *h"]
@@ -150,49 +158,18 @@ class Batches:
         parts = dict(zip(names, np.split(values, ends[:-1], axis=-1), strict=True))
         return values, self.reader(partial(_read_columns, feed.frames, rows, parts), len(rows))
 
-    def _text(self, part: "_Part") -> Iterator[tuple[Int[np.ndarray, " _t"], tuple[int, ...]]]:
-        """Token ids of each sample, and the tokens before which its images stand. A wording's
-        tokens are cached, unless a state follows them."""
-        processor, prompts = self.processor, part.feed.frames.prompts
-        dims = len(processor.embodiments[part.feed.embodiment].state.offset)
-        spelt = part.state if processor.spells_padding else part.state[:, :dims]
-        told = zip(part.task.tolist(), part.wording.tolist(), strict=True)
-        shown = part.shown.sum(axis=1).tolist()
-        for draw, ((task, wording), pictures) in enumerate(zip(told, shown, strict=True)):
-            key = (part.source, task, wording, pictures if processor.chat else 0)
-            if key not in self._tokens:
-                tokens = processor.text(prompts[task][wording], spelt[draw], pictures)
-                if processor.state_input == "text":
-                    yield tokens
-                    continue
-                self._tokens[key] = tokens
-            yield self._tokens[key]
-
-    def _targets(
-        self, part: "_Part"
-    ) -> Iterator[tuple[Int[np.ndarray, " _n"], Int[np.ndarray, " _m"]]]:
-        """Subtask and action tokens of each sample."""
-        robot, told = part.feed.embodiment, None
-        if self.processor.subtask_limit:
-            told = subtasks_of(part.feed.frames)
-        which = np.full(len(part.rows), -1) if told is None else self._subtask(part, told.runs)
-        for number, chunk, mask in zip(which.tolist(), part.actions, part.mask, strict=True):
-            words = _NO_TOKENS
-            if told is not None and number >= 0:
-                words = self._said(told.texts[number])
-            yield words, self.processor.chunk_tokens(chunk, mask, robot)
-
-    def _subtask(self, part: "_Part", runs: Runs) -> Int64[np.ndarray, " n"]:
-        """Number of each sample's subtask, -1 for none."""
-        ends = self._subtask_ends.get(part.source)
+    def _subtasks(
+        self, source: int, feed: Feed, rows: Int64[np.ndarray, " n"]
+    ) -> list[str | None] | None:
+        """Each sample's subtask, if the model learns to predict them."""
+        told = subtasks_of(feed.frames) if self.processor.subtask_limit else None
+        if told is None:
+            return None
+        ends = self._subtask_ends.get(source)
         if ends is None:
-            ends = self._subtask_ends[part.source] = np.cumsum(runs.length)
-        return runs.task[np.searchsorted(ends, part.rows, "right")]
-
-    def _said(self, text: str) -> Int[np.ndarray, " _n"]:
-        if text not in self._spelt:
-            self._spelt[text] = self.processor.subtask_tokens(text)
-        return self._spelt[text]
+            ends = self._subtask_ends[source] = np.cumsum(told.runs.length)
+        which = told.runs.task[np.searchsorted(ends, rows, "right")].tolist()
+        return [told.texts[number] if number >= 0 else None for number in which]
 
     def _read_images(
         self, part: "_Part", arrays: dict[str, Any], first: Int64[np.ndarray, " n"]
@@ -201,33 +178,29 @@ class Batches:
         `first`."""
         frames, size = part.feed.frames, self.plan.layout.image_size
         slots, shows = arrays["images"].reshape(-1, size, size, 3), arrays["image_camera"].ravel()
+        shown = part.columns.shown
         for number, camera in enumerate(part.feed.cameras):
-            seen = np.flatnonzero(part.shown[:, number])
+            at = first + shown[:, :number].sum(axis=1)
+            shows[at[shown[:, number]]] = number
+            slots[at[shown[:, number] & ~part.present[:, number]]] = 0
+            seen = np.flatnonzero(part.present[:, number])
             if camera is None or not len(seen):
                 continue
-            at = first[seen] + part.shown[seen, :number].sum(axis=1)
-            shows[at] = number
+            at = at[seen]
             read = partial(_read_pictures, frames, camera, part.rows[seen], slots, at)
             lost = self.reader(read, len(seen))
             slots[at[lost]] = 0
             part.lost[seen] |= lost
 
     @cached_property
-    def _tokens(self) -> dict[tuple[int, ...], tuple[Int[np.ndarray, " _t"], tuple[int, ...]]]:
-        return {}
-
-    @cached_property
     def _subtask_ends(self) -> dict[int, Int64[np.ndarray, " _r"]]:
-        return {}
-
-    @cached_property
-    def _spelt(self) -> dict[str, Int[np.ndarray, " _n"]]:
         return {}
 
     @cached_property
     def _memory(self) -> BufferPool:
         lay, size = self.plan.layout, self.plan.layout.image_size
-        return BufferPool((self.share[1] - self.share[0], lay.images, size, size, 3))
+        shape = (self.share[1] - self.share[0], lay.images, size, size, 3)
+        return BufferPool(shape, self.processor.pictures.dtype)
 
 
 def shown_cameras(feed: Feed, episode: Int64[np.ndarray, " n"]) -> Bool[np.ndarray, "n c"]:
@@ -254,7 +227,7 @@ def _read_pictures(
     frames: Frames,
     camera: str,
     rows: Int64[np.ndarray, " n"],
-    slots: UInt8[np.ndarray, "_i s s 3"],
+    slots: Shaped[np.ndarray, "_i s s 3"],
     at: Int64[np.ndarray, " n"],
     items: Int64[np.ndarray, " m"],
 ) -> None:
@@ -262,18 +235,14 @@ def _read_pictures(
 
 
 class _Part(NamedTuple):
-    """The draws of a batch from one source; states and actions are in the model's units."""
+    """The draws of a batch from one source. `present`: the cameras that the data have, where
+    `columns.shown` may count black pictures too."""
 
-    source: int
     feed: Feed
     draws: Int64[np.ndarray, " n"]
     rows: Int64[np.ndarray, " n"]
-    task: Int64[np.ndarray, " n"]
-    wording: Int64[np.ndarray, " n"]
-    shown: Bool[np.ndarray, "n c"]
-    state: Float32[np.ndarray, "n s"]
-    actions: Float32[np.ndarray, "n h a"]
-    mask: Bool[np.ndarray, "n h a"]
+    present: Bool[np.ndarray, "n c"]
+    columns: Columns
     lost: Bool[np.ndarray, " n"]
 
 

@@ -25,7 +25,6 @@ from data.packing.weighted_runs import weighted_runs
 from models import PackedBatch, Processor
 
 _ENDLESS = 1 << 40
-_STATE_BINS = np.linspace(-1 - 1 / 128, 1 + 1 / 128, 259)
 
 
 class Loader:
@@ -159,23 +158,18 @@ def plan_source(
                 f"{frames.name}: all frames to draw have weight 0; correct its 'weights', or leave "
                 "the dataset out."
             )
-    dims = len(processor.embodiments[feed.embodiment].state.offset)
-    states = np.zeros((1, processor.state_dim if processor.spells_padding else dims))
-    if processor.state_input == "text":
-        states = np.repeat(_STATE_BINS[:, None], states.shape[1], axis=1)
-    cameras = len(processor.embodiments[feed.embodiment].cameras)
-    used = np.unique(runs.task).tolist()
-    first = frames.prompts[used[0]][0]
-    longest = max(states, key=lambda state: len(processor.tokens(first, state, cameras)))
+    shown = shown_cameras(feed, runs.episode)
+    images = np.full(len(shown), shown.shape[1]) if processor.black_absent else shown.sum(axis=1)
     text = np.zeros((len(frames.prompts), max(map(len, frames.prompts))), np.int64)
-    for task in used:
-        for wording, prompt in enumerate(frames.prompts[task]):
-            text[task, wording] = len(processor.tokens(prompt, longest, cameras))
+    for task in np.unique(runs.task).tolist():
+        wordings = frames.prompts[task]
+        lengths = processor.longest_text(wordings, feed.embodiment, shown.shape[1])
+        text[task, : len(wordings)] = lengths
     return PlanSource(
         name=name or frames.name,
         weight=weight,
         runs=runs,
-        images=shown_cameras(feed, runs.episode).sum(axis=1),
+        images=images,
         text=text,
         weights=own,
     )
@@ -218,10 +212,10 @@ def _check(feed: Feed, processor: Processor) -> None:
             f"{frames.name}: its images have {frames.image_size} pixels a side, but the model "
             f"takes {processor.image_size}; convert the dataset at that size."
         )
-    if processor.chat and frames.resize != processor.resize:
+    if frames.resize != (wanted := processor.pictures.kind):
         raise ValueError(
             f"{frames.name}: its images were resized as '{frames.resize}', but the policy expects "
-            f"'{processor.resize}'; convert the dataset with --resize {processor.resize}."
+            f"'{wanted}'; convert the dataset with --resize {wanted}."
         )
     if absent:
         raise ValueError(

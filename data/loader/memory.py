@@ -9,30 +9,30 @@ import math
 from collections import deque
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Shaped, UInt8
 
 _ALIGNMENT = 64  # what JAX requires of memory that it shares
 _KEPT = 16
 
 
 class BufferPool:
-    """Lends uint8 arrays of one shape; may be called by any number of threads."""
+    """Lends arrays of one shape and dtype; may be called by any number of threads."""
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self._shape = shape
+    def __init__(self, shape: tuple[int, ...], dtype: type[np.generic] = np.uint8) -> None:
+        self._shape, self._dtype = shape, np.dtype(dtype)
         self._free: deque[np.ndarray] = deque(maxlen=_KEPT)
 
-    def lend(self) -> UInt8[np.ndarray, "..."]:
+    def lend(self) -> Shaped[np.ndarray, "..."]:
         """An uninitialised array. Its memory is lent again when the array and everything made from
         it without copying are gone."""
         try:
             memory = self._free.pop()
         except IndexError:
-            memory = _aligned(math.prod(self._shape))
-        return np.asarray(_Loan(memory, self._free)).reshape(self._shape)
+            memory = _aligned(math.prod(self._shape) * self._dtype.itemsize)
+        return np.asarray(_Loan(memory, self._free)).view(self._dtype).reshape(self._shape)
 
-    def __reduce__(self) -> tuple[type, tuple[tuple[int, ...]]]:
-        return BufferPool, (self._shape,)
+    def __reduce__(self) -> tuple[type, tuple[tuple[int, ...], type[np.generic]]]:
+        return BufferPool, (self._shape, self._dtype.type)
 
 
 class _Loan:

@@ -33,8 +33,8 @@ class PlanSource:
     `weight` is its share of the draws, relative to the other sources, and may change with the
     steps. Every frame of `runs` is a sample. `images` is the number of image slots that a sample
     takes, `text` the number of text tokens of each wording of each task, 0 where a task has fewer
-    wordings. `weights` says how often each of a run's samples is drawn, relative to the source's
-    other samples; equally often if None.
+    wordings, or everywhere if the model reads none. `weights` says how often each of a run's
+    samples is drawn, relative to the source's other samples; equally often if None.
     """
 
     name: str
@@ -63,8 +63,8 @@ class PlanSource:
 
     @property
     def wordings(self) -> Int64[np.ndarray, " t"]:
-        """Number of wordings of each task."""
-        return np.count_nonzero(self.text, axis=1)
+        """Number of wordings of each task; 1 for a model that reads none."""
+        return np.maximum(np.count_nonzero(self.text, axis=1), 1)
 
 
 class DrawnSamples(NamedTuple):

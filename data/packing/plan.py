@@ -204,7 +204,7 @@ class Plan:
         return Fill(
             prefix=prefix / (rows * lay.prefix),
             images=images / (rows * lay.images),
-            text=text / (rows * lay.text),
+            text=text / (rows * max(lay.text, 1)),
             samples=samples / rows,
         )
 
@@ -253,7 +253,7 @@ def _codes(
     """images · span + text of every run's samples in each wording of its task, and the number of
     samples, each counted as often as its weight."""
     text = source.text[source.runs.task]
-    shown = text > 0
+    shown = np.arange(text.shape[1]) < source.wordings[source.runs.task][:, None]
     code = source.images[:, None] * span + text
     frames = source.runs.length * (source.weights if source.weighted else 1) / shown.sum(axis=1)
     return code[shown], np.broadcast_to(frames[:, None], shown.shape)[shown]
@@ -278,7 +278,7 @@ def _check(source: PlanSource, layout: Layout) -> None:
             f"{weights[worst]}; give positive numbers, and leave out runs that are never drawn."
         )
     text = source.text[runs.task].max(axis=1, initial=0)
-    if text.min() < 1:
+    if text.min() < 1 and source.text.any():
         raise ValueError(
             f"Source '{source.name}', episode {runs.episode[int(np.argmin(text))]}: its task "
             f"{runs.task[int(np.argmin(text))]} has no wording; give every task at least one."

@@ -28,7 +28,7 @@ import simplejpeg
 from array_record.python.array_record_module import ArrayRecordWriter
 from jaxtyping import Int64, UInt8
 
-from data.dataset import Dataset
+from data.dataset import Dataset, picture_shape
 from data.errors import DatasetError
 from data.files.checksums import as_sums, sums_of
 from data.files.folder import Folder, LocalFolder
@@ -37,16 +37,15 @@ from data.files.limits import MOST_PIXELS
 from data.files.names import path_within
 from data.lake.ranges import shard_episodes
 from data.store import tables
-from models.inputs.pictures import fit
+from models.inputs.parts import part_class
+from models.inputs.pictures import PictureFit, in_grey_levels, picture_fit
 
 Encoding = Literal["jpeg", "raw"]
-StoredResize = Literal["antialiased", "stretched", "stretched-middle"]
-"""Ways to fit an image that round to grey levels."""
 Progress = Callable[[int, int], None]
 
 FORMAT = 3
 DESCRIPTION, FILES = "store.json", "files.json"
-DEFAULTS = {"resize": "antialiased", "every": 1}
+DEFAULTS: dict[str, Any] = {"resize": "antialiased", "every": 1, "sources": {}}
 """Settings that stores leave out if they have these values."""
 SUFFIX = {"jpeg": ".array_record", "raw": ".rgb"}
 
@@ -58,18 +57,18 @@ _BLOCK = 16
 @dataclass(frozen=True)
 class Settings:
     """Settings of stored images: their side in pixels; their encoding; about how many frames of
-    each camera a shard covers (a quarter of a gigabyte as JPEG at 224 pixels); how images are
-    fitted to that side, in a way that rounds to grey levels; and the frames of an episode from one
-    stored image to the next, as a mixture's `every` draws them.
+    each camera a shard covers (a quarter of a gigabyte as JPEG at 224 pixels); the kind of
+    `PictureFit` by which images are fitted to that side, rounded to grey levels; and the frames of
+    an episode from one stored image to the next, as a mixture's `every` draws them.
 
     Raises:
-      ValueError: no image has that side.
+      ValueError: no image has that side, or there is no such fit.
     """
 
     image_size: int
     encoding: Encoding = "jpeg"
     shard_frames: int = 16384
-    resize: StoredResize = "antialiased"
+    resize: str = "antialiased"
     every: int = 1
 
     def __post_init__(self) -> None:
@@ -79,6 +78,12 @@ class Settings:
                 f"The image size is {self.image_size}; give the side of the images in pixels, 1 to "
                 f"{most}."
             )
+        part_class(PictureFit, self.resize)
+
+    @property
+    def fit(self) -> PictureFit:
+        """The fit of its images."""
+        return picture_fit(self.resize, self.image_size)
 
     @property
     def told(self) -> dict[str, Any]:
@@ -247,13 +252,13 @@ def _write_shard(
     """Writes the images of a shard, those of each camera in frame order. While an episode of a
     camera is encoded, the next one is decoded."""
     key, number = part.name.rsplit("-", 1)
-    size, encoding, resize = settings.image_size, settings.encoding, settings.resize
+    encoding, fit = settings.encoding, settings.fit
     with ThreadPoolExecutor(cores()) as pool, ExitStack() as closing:
         writers: dict[str, Any] = {}
 
         def encode(frames: UInt8[np.ndarray, "t h w 3"]) -> list[Future[list[bytes]]]:
             blocks = (frames[i : i + _BLOCK] for i in range(0, len(frames), _BLOCK))
-            return [pool.submit(_encoded, block, size, encoding, resize) for block in blocks]
+            return [pool.submit(_encoded, block, fit, encoding) for block in blocks]
 
         def write(camera: str, blocks: list[Future[list[bytes]]]) -> None:
             if camera not in writers:
@@ -273,6 +278,13 @@ def _write_shard(
             if waiting is not None:
                 write(*waiting)
             frames = decoding.result()
+            if fit.border and frames.shape[1:3] != picture_shape(dataset.features[camera]):
+                raise DatasetError(
+                    str(dataset.root),
+                    f"episode {part.first + i}, {camera}",
+                    f"has pictures of {frames.shape[1]} × {frames.shape[2]} pixels, but the shape "
+                    f"of {camera} in its features is another; correct it.",
+                )
             if len(frames) != lengths[part.first + i]:
                 raise DatasetError(
                     str(dataset.root),
@@ -286,9 +298,9 @@ def _write_shard(
 
 
 def _encoded(
-    frames: UInt8[np.ndarray, "t h w 3"], size: int, encoding: Encoding, resize: StoredResize
+    frames: UInt8[np.ndarray, "t h w 3"], fit: PictureFit, encoding: Encoding
 ) -> list[bytes]:
-    pictures = (np.ascontiguousarray(fit(frame, size, resize)) for frame in frames)
+    pictures = (np.ascontiguousarray(in_grey_levels(fit(frame))) for frame in frames)
     if encoding == "raw":
         return [_with_crc(picture.tobytes()) for picture in pictures]
     return [simplejpeg.encode_jpeg(p, _QUALITY, "RGB", _SUBSAMPLING) for p in pictures]
@@ -348,6 +360,7 @@ def _describe(
             raise DatasetError(
                 folder.path(part.manifest), "file", "is damaged; delete it and convert again."
             ) from None
+    sources = {camera: picture_shape(dataset.features[camera]) for camera in dataset.cameras}
     description = {
         "format": FORMAT,
         "key": content_key(dataset, settings),
@@ -357,6 +370,7 @@ def _describe(
         "cameras": dataset.cameras,
         "columns": tables.numeric_columns(dataset),
         **settings.told,
+        **({"sources": sources} if settings.fit.border else {}),
         "files": hashlib.sha256(_json(files)).hexdigest(),
     }
     with _scratch(folder) as scratch:

@@ -18,6 +18,8 @@ from data.files.limits import MOST_FRAMES, MOST_PIXELS
 from data.files.names import file_within, plain_name
 from data.lerobot.metadata import is_fps
 from data.store import convert
+from models.inputs.parts import part_class
+from models.inputs.pictures import PictureFit
 
 _MOST_WIDTH = 1 << 28
 """Largest number of values in a row of a column."""
@@ -153,8 +155,17 @@ def _check_encoding(encoding: object) -> None:
 
 
 def _check_resize(resize: object) -> None:
-    if resize not in get_args(convert.StoredResize):
-        raise ValueError(f"expected one of {get_args(convert.StoredResize)}")
+    part_class(PictureFit, resize)
+
+
+def _check_sources(sources: object) -> None:
+    if not isinstance(sources, Mapping):
+        raise ValueError("expected cameras and the height and width of their pictures")
+    for name, size in sources.items():
+        if not isinstance(size, list) or len(size) != 2:
+            raise ValueError(f"expected a height and a width of {plain_name(name)}")
+        for number in size:
+            _check_number(number, MOST_PIXELS, f"of {plain_name(name)} ")
 
 
 def _check_number(number: object, most: int, of: str = "") -> None:
@@ -174,6 +185,7 @@ _CHECKS = {
     "shard_frames": lambda number: _check_number(number, MOST_FRAMES),
     "files": _check_digest,
     "resize": _check_resize,
+    "sources": _check_sources,
     "every": lambda number: _check_number(number, MOST_FRAMES),
 }
 """Check of each field."""

@@ -19,7 +19,7 @@ from typing import Any
 
 import google_crc32c
 import numpy as np
-from jaxtyping import Int64, UInt8
+from jaxtyping import Int64, Shaped
 
 from data.dataset import Dataset
 from data.errors import DatasetError
@@ -29,12 +29,12 @@ from data.files.folder import LocalFolder
 from data.files.names import path_within
 from data.lerobot.dataset import LeRobotDataset
 from data.store import tables
-from data.store.convert import FILES, FORMAT, StoredResize
+from data.store.convert import FILES, FORMAT
 from data.store.episode_tables import DatasetTables
 from data.store.kept_tables import Kept
 from data.video.seek import SeekTable, read_table, rgb, seek_table, write_table
 from data.video.shrink import shrink_with_pad, shrinks
-from models.inputs.pictures import fit
+from models.inputs.pictures import PictureFit, picture_fit
 
 _PICTURES = ".bin"
 _SIGNATURES = {b"\x89PN": "png", b"\xff\xd8\xff": "mjpeg"}
@@ -44,7 +44,7 @@ def open_direct(
     dataset: Dataset,
     image_size: int,
     cache_dir: str | Path,
-    resize: StoredResize = "antialiased",
+    resize: str = "antialiased",
     exact: bool = False,
 ) -> "Direct":
     """Opens a LeRobot dataset for training without decoding it first.
@@ -99,7 +99,7 @@ class Direct(DatasetTables):
     image_size: int
     folder: Path
     seek: Path
-    resize: StoredResize = "antialiased"
+    resize: str = "antialiased"
     exact: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
@@ -107,9 +107,10 @@ class Direct(DatasetTables):
         self,
         rows: Int64[np.ndarray, " n"],
         camera: str,
-        out: Sequence[UInt8[np.ndarray, "s s 3"]],
+        out: Sequence[Shaped[np.ndarray, "s s 3"]],
     ) -> None:
-        """Fills each of `out` with a frame's image, a black-padded square of `image_size`.
+        """Fills each of `out` (of the fit's dtype or wider) with a frame's image, a square of
+        `image_size`.
 
         Raises:
           ValueError: there is no such camera, or an episode lacks it.
@@ -138,7 +139,7 @@ class Direct(DatasetTables):
         camera: str,
         episode: Int64[np.ndarray, " n"],
         step: Int64[np.ndarray, " n"],
-        out: Sequence[UInt8[np.ndarray, "s s 3"]],
+        out: Sequence[Shaped[np.ndarray, "s s 3"]],
     ) -> None:
         wanted: dict[Path, list[tuple[float, int]]] = defaultdict(list)
         for number, i in enumerate(episode.tolist()):
@@ -156,7 +157,7 @@ class Direct(DatasetTables):
         camera: str,
         episode: Int64[np.ndarray, " n"],
         step: Int64[np.ndarray, " n"],
-        out: Sequence[UInt8[np.ndarray, "s s 3"]],
+        out: Sequence[Shaped[np.ndarray, "s s 3"]],
     ) -> None:
         table = self._pictures(camera)
         for i, k, square in zip(episode.tolist(), step.tolist(), out, strict=True):
@@ -175,7 +176,7 @@ class Direct(DatasetTables):
         self,
         table: SeekTable,
         frames: Int64[np.ndarray, " n"],
-        out: Sequence[UInt8[np.ndarray, "s s 3"]],
+        out: Sequence[Shaped[np.ndarray, "s s 3"]],
     ) -> None:
         """Decodes frames of a file, each once, into their squares."""
         squares = defaultdict(list)
@@ -187,9 +188,13 @@ class Direct(DatasetTables):
             if fast and shrinks(picture, self.image_size):
                 shrink_with_pad(picture, first)
             else:
-                np.copyto(first, fit(rgb(picture), self.image_size, self.resize))
+                np.copyto(first, self._fit(rgb(picture)))
             for square in others:
                 np.copyto(square, first)
+
+    @cached_property
+    def _fit(self) -> PictureFit:
+        return picture_fit(self.resize, self.image_size)
 
     def _pictures(self, camera: str) -> SeekTable:
         """Seek table of a camera's encoded images, which were copied from the parquet."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int64, UInt8
+from jaxtyping import Int64, Shaped
 
 from data.dataset import Dataset
 from data.store import tables
@@ -39,7 +39,7 @@ class Numbers(DatasetTables):
         self,
         rows: Int64[np.ndarray, " n"],
         camera: str,
-        out: Sequence[UInt8[np.ndarray, "s s 3"]],
+        out: Sequence[Shaped[np.ndarray, "s s 3"]],
     ) -> None:
         """Raises ValueError: there are no images."""
         raise ValueError(f"{self.name}: it was opened without images.")

@@ -8,8 +8,8 @@ their SHA-256 at opening, each image against a CRC-32C when it is read.
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import google_crc32c
 import numpy as np
 import simplejpeg
 from array_record.python.array_record_module import ArrayRecordReader
-from jaxtyping import Float32, Int64, Shaped, UInt8
+from jaxtyping import Float32, Int64, Shaped
 
 from data.dataset import Dataset
 from data.errors import DatasetError
@@ -25,10 +25,11 @@ from data.files.checksums import Progress, compare
 from data.files.folder import Folder, LocalFolder, open_folder
 from data.files.shards import OpenShards, require_room
 from data.store import convert, tables
-from data.store.convert import Encoding, Settings, StoredResize
+from data.store.convert import Encoding, Settings
 from data.store.description import damaged, described, kept, listed
 from data.store.episode_tables import EpisodeTables
 from data.store.kept_tables import Kept
+from models.inputs.pictures import picture_fit, set_border
 
 _open = OpenShards()
 
@@ -41,7 +42,8 @@ class Store(EpisodeTables):
     `columns` gives the number of values in a row of each column; `key` identifies the store's
     content, `digest` the dataset's, and `files` is the checksum of the list of files. Images in a
     bucket are fetched when first needed, and stay in the local cache up to its size limit
-    (data/files/shards.py).
+    (data/files/shards.py). `sources`: height and width of each camera's pictures before they were
+    fitted, if levels stand beside them that no image file can hold.
     """
 
     folder: Folder
@@ -55,8 +57,9 @@ class Store(EpisodeTables):
     encoding: Encoding
     shard_frames: int
     files: str
-    resize: StoredResize = "antialiased"
+    resize: str = "antialiased"
     every: int = 1
+    sources: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     @property
     def path(self) -> str:
@@ -79,10 +82,10 @@ class Store(EpisodeTables):
         self,
         rows: Int64[np.ndarray, " n"],
         camera: str,
-        out: Sequence[UInt8[np.ndarray, "s s 3"]],
+        out: Sequence[Shaped[np.ndarray, "s s 3"]],
     ) -> None:
-        """Fills each of `out` (C-contiguous) with a frame's image, a black-padded square of
-        `image_size`.
+        """Fills each of `out` (C-contiguous, of the fit's dtype or uint8) with a frame's image, a
+        square of `image_size`, rounded to grey levels.
 
         Raises:
           ValueError: there is no such camera, an episode lacks it, or the store leaves out a frame.
@@ -95,9 +98,18 @@ class Store(EpisodeTables):
             file = convert.shard_file(self.key, number, camera, self.encoding)
             read = self._read_jpegs if self.encoding == "jpeg" else self._read_raw
             read(file, record[here].tolist(), rows[here].tolist(), [out[i] for i in here.tolist()])
+        if camera in self.sources:
+            height, width = self.sources[camera]
+            for square in out:
+                if square.dtype != np.uint8:
+                    set_border(square, self._border, (height, width))
 
     def __reduce__(self) -> tuple[Callable[[str, str], "Store"], tuple[str, str]]:
         return _reopened, (self.path, self.files)
+
+    @cached_property
+    def _border(self) -> float:
+        return picture_fit(self.resize, self.image_size).border
 
     @cached_property
     def _frames(self) -> int:
@@ -150,13 +162,16 @@ class Store(EpisodeTables):
         file: str,
         records: list[int],
         rows: list[int],
-        out: Sequence[UInt8[np.ndarray, "s s 3"]],
+        out: Sequence[Shaped[np.ndarray, "s s 3"]],
     ) -> None:
         reader = _open.get(self.folder, self.key, file, _jpegs)
         for row, record, picture in zip(rows, records, out, strict=True):
             try:
                 (encoded,) = reader.read(record, record + 1)  # a list costs four times as much
-                simplejpeg.decode_jpeg(encoded, "RGB", buffer=picture)
+                if picture.dtype == np.uint8:
+                    simplejpeg.decode_jpeg(encoded, "RGB", buffer=picture)
+                else:
+                    np.copyto(picture, simplejpeg.decode_jpeg(encoded, "RGB"))
             except (RuntimeError, IndexError, ValueError) as error:
                 _open.clear()
                 what = f"cannot be read ({error})"
@@ -167,7 +182,7 @@ class Store(EpisodeTables):
         file: str,
         records: list[int],
         rows: list[int],
-        out: Sequence[UInt8[np.ndarray, "s s 3"]],
+        out: Sequence[Shaped[np.ndarray, "s s 3"]],
     ) -> None:
         stored = _open.get(self.folder, self.key, file, partial(_pictures, size=self.image_size))
         pictures, crcs = stored["picture"], stored["crc"]
@@ -175,7 +190,8 @@ class Store(EpisodeTables):
             if record >= len(stored):
                 raise damaged(self.folder, file, f"frame {row}", "is missing")
             np.copyto(picture, pictures[record])
-            if google_crc32c.value(picture) != crcs[record]:
+            read = picture if picture.dtype == np.uint8 else np.ascontiguousarray(pictures[record])
+            if google_crc32c.value(read) != crcs[record]:
                 what = "does not hold the bytes it was written with"
                 raise damaged(self.folder, file, f"frame {row}", what)
 
@@ -238,7 +254,7 @@ def build_store(
     image_size: int,
     encoding: Encoding = "jpeg",
     progress: convert.Progress | None = None,
-    resize: StoredResize = "antialiased",
+    resize: str = "antialiased",
 ) -> Store:
     """Decodes every frame of `dataset` once into a store at `path`, a folder or a bucket's URL.
     Parts that an earlier call has finished there are kept.
@@ -265,7 +281,7 @@ def cached_store(
     cache_dir: str | Path,
     progress: convert.Progress | None = None,
     opening: Progress | None = None,
-    resize: StoredResize = "antialiased",
+    resize: str = "antialiased",
     every: int = 1,
 ) -> Store:
     """The store of a dataset's current content, built only if the cache lacks it.

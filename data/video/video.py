@@ -188,17 +188,6 @@ class VideoReader:
             return
 
 
-def count_packets(path: Path) -> int:
-    """Number of frames whose bytes are really in the file: fewer than its index says if it was cut
-    off."""
-    with _open(path) as container:
-        try:
-            packets = container.demux(container.streams.video[0])
-            return sum(packet.size > 0 and not packet.is_corrupt for packet in packets)
-        except av.error.FFmpegError:
-            return 0
-
-
 def _open(path: Path) -> InputContainer:
     damaged = DatasetError(
         path,

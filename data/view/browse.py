@@ -7,7 +7,6 @@ appears when it is complete, so that an interrupted run resumes with the next on
 """
 
 import json
-import os
 import shlex
 from collections.abc import Sequence
 from html import escape
@@ -19,12 +18,12 @@ from PIL import Image, ImageOps
 
 from data.dataset import Dataset, Report, frames_at
 from data.errors import DatasetError
-from data.files.whole_text import write_whole
 from data.statistics.episodes import EpisodeFacts, episode_facts, unlike
 from data.statistics.idle import IdleLimits
 from data.view import browse_page, distributions
 from data.view.page import STYLE
-from data.view.view import script_json
+from models.files.page import listed, page, script_data
+from models.files.whole_text import replacing, write_whole
 
 PER_SHEET = 50
 _MOMENTS, _WIDTH, _HEIGHT = 4, 96, 72
@@ -138,9 +137,8 @@ def _write_sheet(dataset: Dataset, camera: int, episodes: range, file: Path) -> 
         for x, picture in enumerate(pictures):
             small = ImageOps.pad(Image.fromarray(picture), (_WIDTH, _HEIGHT))
             sheet.paste(small, (x * _WIDTH, y * _HEIGHT))
-    partial = file.with_suffix(".partial")
-    sheet.save(partial, "JPEG", quality=80, comment=json.dumps(why))
-    os.replace(partial, file)
+    with replacing(file) as partial:
+        sheet.save(partial, "JPEG", quality=80, comment=json.dumps(why))
 
 
 def _page(
@@ -166,17 +164,14 @@ def _page(
         )
     )
     frames = int(dataset.lengths.sum())
-    return (
-        "<!doctype html>\n"
-        '<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(dataset.name)}</title>"
-        f"<style>{STYLE}{distributions.STYLE}{browse_page.STYLE}</style></head>"
-        f'<body><header><p class="eyebrow">{escape(str(dataset.root))}</p>'
-        f"<h1>{len(dataset.lengths):,} episodes</h1>"
-        f'<ul class="facts"><li><b>{frames:,}</b> frames</li>'
-        f"<li><b>{frames / dataset.fps / 3600:.2f}</b> h at {dataset.fps:g} fps</li>"
-        f"<li><b>{len(dataset.prompts):,}</b> tasks</li></ul></header>{section}"
+    facts = [
+        f"<b>{frames:,}</b> frames",
+        f"<b>{frames / dataset.fps / 3600:.2f}</b> h at {dataset.fps:g} fps",
+        f"<b>{len(dataset.prompts):,}</b> tasks",
+    ]
+    body = (
+        f'<header><p class="eyebrow">{escape(str(dataset.root))}</p>'
+        f"<h1>{len(dataset.lengths):,} episodes</h1>{listed('facts', facts)}</header>{section}"
         '<div class="flags" id="saved" hidden><div><a id="save" download="flagged.txt">Save the '
         'list of flagged episodes</a>, or edit them out:</div><code id="command"></code></div>'
         '<div class="bar"><input id="task" type="search" placeholder="task" aria-label="task">'
@@ -196,6 +191,7 @@ def _page(
         "dimension, in ranges per s³. Out of range: frames in which a dimension lies beyond its "
         "range (1st to 99th percentile) by more than half of that range. Short, long and rough: "
         "more than three interquartile ranges from the quartiles.</p>"
-        f'<script type="application/json" id="data">{script_json(data)}</script>'
-        f"<script>{browse_page.SCRIPT}</script></body></html>\n"
+        f"{script_data(data)}"
     )
+    style = STYLE + distributions.STYLE + browse_page.STYLE
+    return page(dataset.name, [body], style, script=browse_page.SCRIPT)

@@ -13,12 +13,12 @@ from data.statistics.difference import RecordingDifference, difference
 from data.statistics.histograms import BINS, Edges, histograms, shared_edges
 from data.statistics.stats import compute
 from data.view.view import dimension_names
+from models.files.page import listed
 
 _MOST_TASKS = 30
 _WIDTH, _HEIGHT = 200, 48
 
 STYLE = """
-section { margin-top: 1rem; } summary { cursor: pointer; font-weight: 600; }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(11rem, 1fr));
   gap: .9rem; margin: .8rem 0 1.2rem; }
 .chart svg { display: block; width: 100%; height: 3rem; border-bottom: 1px solid var(--line); }
@@ -28,7 +28,6 @@ section { margin-top: 1rem; } summary { cursor: pointer; font-weight: 600; }
 .tasks { display: grid; grid-template-columns: max-content max-content minmax(0, 1fr);
   gap: .1rem .9rem; font-size: .9rem; overflow-wrap: anywhere; margin: .6rem 0 1.2rem; }
 .tasks span { text-align: right; font-variant-numeric: tabular-nums; }
-.findings { margin: .6rem 0; padding-left: 1.2rem; overflow-wrap: anywhere; }
 """
 
 
@@ -76,14 +75,14 @@ def distributions(
 def _head(told: RecordingDifference | None) -> str:
     if told is None:
         return ""
-    items = "".join(f"<li>{escape(line)}</li>" for line in told.findings)
+    items = listed("findings", [escape(line) for line in told.findings])
     a, b = told.first, told.second
     return (
         f'<p class="note"><span class="key-a">■ {escape(a.path)}</span> '
         f"({a.episodes:,} episodes, {a.frames:,} frames) and "
         f'<span class="key-b">□ {escape(b.path)}</span> '
         f"({b.episodes:,} episodes, {b.frames:,} frames)</p>"
-        + (f'<ul class="findings">{items}</ul>' if items else "<p>No difference that matters.</p>")
+        + (items if told.findings else "<p>No difference that matters.</p>")
     )
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from data.dataset import Dataset
-from data.files.whole_text import write_whole
 from data.statistics.idle import IdleFrames, IdleLimits, ranges
 from data.view.page import STYLE
+from models.files.page import page
+from models.files.whole_text import write_whole
 
 _MOST_EPISODES = 200
 _WIDTH, _HEIGHT = 1000, 40
@@ -35,14 +36,8 @@ def write_idle_page(
     shown = np.sort(np.argsort(-counts, kind="stable")[:_MOST_EPISODES]).tolist()
     left = len(found) - len(shown)
     more = f" The {left} episodes with the fewest are not drawn." if left else ""
-    title = f"{dataset.name}: idle frames"
-    write_whole(
-        path,
-        "<!doctype html>\n"
-        '<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}{_STYLE}</style></head>"
-        f'<body><header><p class="eyebrow">{escape(dataset.name)}</p>'
+    body = (
+        f'<header><p class="eyebrow">{escape(dataset.name)}</p>'
         f"<h1>{int(counts.sum())} of {int(dataset.lengths.sum())} frames are idle</h1>"
         f'<p class="note">Still (shaded): no dimension varies by more '
         f"than {100 * limits.still:g} % of its range for {limits.seconds:g} s or more. Doubled "
@@ -50,8 +45,9 @@ def write_idle_page(
         "that the widest dimension passes through, on a square-root scale; the dashed line is the "
         f"limit.{more}</p></header>"
         f'<main class="alone"><section>{"".join(_row(i, found[i], limits) for i in shown)}'
-        "</section></main></body></html>\n",
+        "</section></main>"
     )
+    write_whole(path, page(f"{dataset.name}: idle frames", [body], STYLE + _STYLE))
 
 
 def _row(episode: int, idle: IdleFrames, limits: IdleLimits) -> str:

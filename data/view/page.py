@@ -4,35 +4,22 @@ Videos, slider and cursor follow one clock. A link that ends in #frame=40 opens 
 """
 
 STYLE = """
-:root { color-scheme: light dark; --label: 9.5rem; --value: 5rem;
-  --paper: #fbfbfa; --card: #ffffff; --ink: #1c1f24; --soft: #5c6570; --line: #e3e5e8;
-  --main: #2f6bd8; --other: #b3651a; --cursor: #1c1f24; }
-@media (prefers-color-scheme: dark) { :root {
-  --paper: #14171b; --card: #1b1f25; --ink: #e7e9ec; --soft: #9aa4b0; --line: #2e343c;
-  --main: #6b9df5; --other: #e3a64a; --cursor: #e7e9ec; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 84rem; padding: 2rem 1.25rem 4rem; background: var(--paper);
-  color: var(--ink); font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
-h1 { font-size: 1.75rem; line-height: 1.2; margin: 0 0 .75rem; letter-spacing: -.01em; }
-h2 { font-size: 1.05rem; margin: 0; }
-.eyebrow { margin: 0 0 .25rem; color: var(--soft); font-size: .9rem; overflow-wrap: anywhere; }
-.facts { display: flex; flex-wrap: wrap; gap: .2rem 1.5rem; margin: 0; padding: 0;
-  list-style: none; color: var(--soft); font-size: .95rem; }
-.facts b { color: var(--ink); font-weight: 600; }
+:root { --label: 9.5rem; --value: 5rem; --cursor: var(--ink); }
+body { max-width: 84rem; }
+.facts { margin: 0; }
 main { display: grid; grid-template-columns: minmax(0, 25rem) minmax(0, 1fr); gap: 1.25rem;
   margin-top: 1.5rem; align-items: start; }
 .seen { position: sticky; top: 1.25rem; display: grid; gap: 1rem; }
 .alone { grid-template-columns: minmax(0, 1fr); }
-section, .player { background: var(--card); border: 1px solid var(--line); border-radius: 10px;
+.player { background: var(--card); border: 1px solid var(--line); border-radius: 10px;
   padding: 1rem 1.15rem; }
+main section { margin: 0; } main h2 { margin: 0; }
 .plots { display: grid; gap: 1.25rem; min-width: 0; }
-figure { margin: 0; }
 .cameras { display: grid; grid-template-columns: repeat(auto-fit, minmax(10.5rem, 1fr));
   gap: .75rem; }
-video { display: block; width: 100%; height: auto; border-radius: 6px; background: var(--line); }
-figcaption, .range, .note { color: var(--soft); font-size: .8rem; overflow-wrap: anywhere; }
-figcaption { margin-top: .3rem; }
-.note { margin: 0; }
+.range { color: var(--soft); font-size: .72rem; line-height: 1.25; display: block;
+  white-space: nowrap; }
+.note { margin: 0; font-size: .8rem; }
 .controls { display: flex; align-items: center; gap: .6rem; margin-top: .9rem; }
 button, select { font: inherit; font-size: .9rem; color: var(--ink); background: var(--paper);
   border: 1px solid var(--line); border-radius: 6px; padding: .25rem .6rem; cursor: pointer; }
@@ -47,7 +34,6 @@ button, select { font: inherit; font-size: .9rem; color: var(--ink); background:
 .dim > div { padding: .2rem .6rem .2rem 0; min-width: 0; }
 .name { display: block; font-size: .85rem; font-weight: 500; line-height: 1.25;
   overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
-.range { display: block; font-size: .72rem; line-height: 1.25; white-space: nowrap; }
 .dim output { text-align: right; font-size: .85rem; font-variant-numeric: tabular-nums; }
 .dim svg { display: block; width: 100%; height: 2.9rem; }
 .dim path { fill: none; stroke: var(--main); stroke-width: 1.5; stroke-linejoin: round;
@@ -58,7 +44,7 @@ button, select { font: inherit; font-size: .9rem; color: var(--ink); background:
   (100% - var(--label) - var(--value)) * var(--at, 0)); }
 @media (max-width: 56rem) { main { grid-template-columns: minmax(0, 1fr); }
   .seen { position: static; } :root { --label: 7rem; --value: 4.2rem; } }
-@media print { .controls { display: none; } section { break-inside: avoid; } }
+@media print { .controls { display: none; } }
 """
 
 SCRIPT = """

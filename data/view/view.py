@@ -4,12 +4,9 @@ The page is self-contained: images as H.264, which every browser plays, numbers 
 drawn without a script, and a script that makes them follow one slider.
 """
 
-import base64
-import json
 from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
@@ -18,11 +15,12 @@ from data.columns import BOOKKEEPING
 from data.dataset import Dataset
 from data.errors import short
 from data.files.names import LONGEST_NAME
-from data.files.whole_text import write_whole
 from data.frames import ACTION, STATE
 from data.statistics.stats import numeric_columns
 from data.video.video import encode_mp4
 from data.view.page import SCRIPT, STYLE
+from models.files.page import data_url, listed, page, script_data
+from models.files.whole_text import write_whole
 
 _MARGIN = 0.06
 _ENCODING = {"crf": "22", "preset": "veryfast", "g": "10"}
@@ -47,15 +45,9 @@ def write_page(dataset: Dataset, episode: int, path: Path) -> None:
         "columns": [_rounded(values) for values in columns.values()],
         "tasks": [{"first": first, "text": text} for first, text in tasks],
     }
-    write_whole(
-        path,
-        "<!doctype html>\n"
-        '<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(dataset.name)}, episode {episode}</title><style>{STYLE}</style></head>"
-        f'<body><header><p class="eyebrow">{escape(dataset.name)}, episode {episode}</p>'
-        f'<h1 id="task">{escape(tasks[0][1])}</h1>'
-        f'<ul class="facts">{_facts(dataset, episode)}</ul></header>'
+    body = (
+        f'<header><p class="eyebrow">{escape(dataset.name)}, episode {episode}</p>'
+        f'<h1 id="task">{escape(tasks[0][1])}</h1>{_facts(dataset, episode)}</header>'
         f'<main><div class="seen"><div class="player"><div class="cameras">{figures}</div>'
         '<div class="controls"><button id="play">Play</button>'
         f'<input id="scrub" type="range" min="0" max="{length - 1}" value="0" aria-label="frame">'
@@ -64,10 +56,10 @@ def write_page(dataset: Dataset, episode: int, path: Path) -> None:
         '<option value="2">2×</option><option value="4">4×</option></select></div>'
         '<p id="now"></p></div>'
         '<p class="note">Space plays, arrow keys step, dragging over a plot scrubs.</p></div>'
-        f'<div class="plots">{"".join(_plots(dataset, columns))}</div></main>'
-        f'<script type="application/json" id="data">{script_json(data)}</script>'
-        f"<script>{SCRIPT}</script></body></html>\n",
+        f'<div class="plots">{"".join(_plots(dataset, columns))}</div></main>{script_data(data)}'
     )
+    title = f"{dataset.name}, episode {episode}"
+    write_whole(path, page(title, [body], STYLE, script=SCRIPT))
 
 
 def write_recording(dataset: Dataset, episode: int, path: Path) -> None:
@@ -153,8 +145,8 @@ def _videos(dataset: Dataset, episode: int) -> dict[str, bytes]:
 
 
 def _video(mp4: bytes) -> str:
-    content = base64.b64encode(mp4).decode()
-    return f'<video muted playsinline preload="auto" src="data:video/mp4;base64,{content}"></video>'
+    movie = data_url("video/mp4", mp4)
+    return f'<video muted playsinline preload="auto" src="{movie}"></video>'
 
 
 def _facts(dataset: Dataset, episode: int) -> str:
@@ -166,7 +158,7 @@ def _facts(dataset: Dataset, episode: int) -> str:
         f"episode <b>{episode}</b> of {len(dataset.lengths)}",
         *([f"robot <b>{escape(robot)}</b>"] if robot else []),
     ]
-    return "".join(f"<li>{fact}</li>" for fact in facts)
+    return listed("facts", facts)
 
 
 def _plots(dataset: Dataset, columns: Mapping[str, np.ndarray]) -> Iterator[str]:
@@ -217,8 +209,3 @@ def _rounded(values: Float64[np.ndarray, "t d"]) -> list[list[float | None]]:
     return [
         [float(f"{value:.4g}") if np.isfinite(value) else None for value in dim] for dim in values.T
     ]
-
-
-def script_json(data: Any) -> str:
-    """JSON for a script element; no text in it can end the element."""
-    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")

@@ -43,6 +43,12 @@ def steps(directory: Path) -> list[int]:
     return sorted(int(entry.name) for entry in entries if _is_checkpoint(entry))
 
 
+def is_own(path: Path) -> bool:
+    """True if `find` would find a checkpoint in a local path."""
+    one = _is_checkpoint(path) and (path / "config").exists()
+    return one or bool(steps(path)) or bool(steps(path / "checkpoints"))
+
+
 def find(path: Path) -> Path:
     """The checkpoint at `path`, or the latest one if `path` is a run or its `checkpoints` folder.
     If `path` is a URL, it is downloaded first.

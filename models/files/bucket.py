@@ -18,6 +18,7 @@ import fsspec
 from fsspec.registry import known_implementations
 
 from models.files.bounds import check_name
+from models.terminal import first_line
 
 Done = Callable[[int], None]
 """Called with the number of bytes of each file that has arrived."""
@@ -192,10 +193,10 @@ def _errors(where: str) -> Iterator[None]:
         raise
     except FileNotFoundError as error:
         raise FileNotFoundError(
-            f"{where}: there is no such bucket or file ({_line(error)}); check the name."
+            f"{where}: there is no such bucket or file ({first_line(error)}); check the name."
         ) from None
     except Exception as error:
-        line = _line(error)
+        line = first_line(error)
         if isinstance(error, PermissionError) or _NO_ACCESS.search(
             f"{type(error).__name__} {line}"
         ):
@@ -206,8 +207,3 @@ def _errors(where: str) -> Iterator[None]:
         raise OSError(
             f"{where}: cannot be reached ({line}); check the connection and try again."
         ) from error
-
-
-def _line(error: BaseException) -> str:
-    text = next(iter(str(error).splitlines()), "").strip().rstrip(".")
-    return text or type(error).__name__

@@ -2,8 +2,6 @@
 or style sheets. Their text may come from anyone.
 """
 
-import base64
-import io
 from collections.abc import Mapping, Sequence
 from html import escape
 
@@ -11,6 +9,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
+from models.files.page import jpeg
 from models.terminal import harmless
 
 _LONGEST = 200
@@ -59,7 +58,5 @@ def strip(frames: UInt8[np.ndarray, "t h w 3"], about: object, height: int = 96)
     width = max(1, round(image.width * height / image.height))
     nearest = image.height < height
     how = Image.Resampling.NEAREST if nearest else Image.Resampling.BILINEAR
-    file = io.BytesIO()
-    image.resize((width, height), how).save(file, "JPEG", quality=85)
-    data = base64.b64encode(file.getvalue()).decode()
-    return f'<div><img alt="{plain(about)}" src="data:image/jpeg;base64,{data}"></div>'
+    picture = jpeg(np.asarray(image.resize((width, height), how)))
+    return f'<div><img alt="{plain(about)}" src="{picture}"></div>'

@@ -19,6 +19,7 @@ from huggingface_hub import errors as hub_errors
 from huggingface_hub.hf_api import RepoFile
 
 from models.files.bounds import check_name
+from models.terminal import first_line
 
 Kind = Literal["model", "dataset"]
 
@@ -197,15 +198,10 @@ def _errors(where: str) -> Iterator[None]:
     except hub_errors.HfHubHTTPError as error:
         refused = error.response is not None and error.response.status_code in (401, 403)
         remedy = "run `hf auth login` with a token that permits this" if refused else "try again"
-        raise OSError(f"{where}: the hub refused ({_line(error)}); {remedy}.") from error
+        raise OSError(f"{where}: the hub refused ({first_line(error)}); {remedy}.") from error
     except FileNotFoundError:
         raise
     except (OSError, httpx2.TransportError) as error:
         raise OSError(
-            f"{where}: failed ({_line(error)}); check the connection and try again."
+            f"{where}: failed ({first_line(error)}); check the connection and try again."
         ) from error
-
-
-def _line(error: BaseException) -> str:
-    text = next(iter(str(error).splitlines()), "").strip().rstrip(".")
-    return text or type(error).__name__

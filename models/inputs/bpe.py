@@ -9,7 +9,6 @@ import zlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -17,6 +16,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Core
 
 from models.files.foreign_json import read_json, section
+from models.inputs.tokenizer import TextTokenizer
 
 _LARGEST = 64 * 2**20
 _SPLIT = (
@@ -28,7 +28,7 @@ _FILES = ("tokenizer.json", "vocab.json")
 
 
 @dataclass(frozen=True)
-class ByteBpe:
+class ByteBpe(TextTokenizer, kind="byte_bpe"):
     """`packed` is the text of a Hugging Face tokenizer.json, deflated, in base64."""
 
     packed: str
@@ -78,9 +78,6 @@ class ByteBpe:
             return Core.from_str(self.json)
         except Exception as error:  # tokenizers raises bare Exception
             raise ValueError(f"This is not a BPE tokenizer ({str(error)[:200]}).") from error
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ByteBpe, (self.packed,)
 
     def encode(self, text: str) -> Int[np.ndarray, " t"]:
         """Token ids of `text`, int32; names of special tokens in it become those tokens."""

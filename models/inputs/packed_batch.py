@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Float32, Int, Int64, UInt8
+from jaxtyping import Array, Bool, Float, Float32, Int, Int64, Shaped, UInt8
 
 from models.files import html
 from models.sharding import ROWS, constrain
@@ -134,7 +134,7 @@ def lay_out(
     layout: Layout,
     *,
     image_at: Int[np.ndarray, "n m"] | None = None,
-    pictures: UInt8[np.ndarray, "r i h w 3"] | None = None,
+    pictures: Shaped[np.ndarray, "r i h w 3"] | None = None,
 ) -> tuple[dict[str, Any], Places]:
     """A batch's arrays (numpy) by name, with text and prefix filled in, and the positions for the
     rest.

@@ -5,35 +5,122 @@ policies were trained: openpi's (Pillow), LeRobot's (torch's `interpolate`), and
 The ways differ by several grey levels at edges, for which a policy returns other actions.
 """
 
+from abc import abstractmethod
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from jaxtyping import Float, Float32, Float64, Shaped, UInt8
 from PIL import Image
 
-Resize = Literal["antialiased", "bilinear", "bilinear-dark", "stretched", "stretched-middle"]
-"""Filters, in this order: Pillow's bilinear one, which averages when it shrinks; torch's, which
-reads four pixels; and the latter with borders of −255 instead of black (LeRobot before 0.5.0). Two
-have no borders and scale each side by its own factor: torchvision's bicubic filter (GR00T in
-LeRobot), and its bilinear one for the middle 95 % of each side (NVIDIA's GR00T)."""
+from models.files.bounds import LARGEST_IMAGE, check_size
+from models.inputs.parts import InputPart, part_class
+
 _MIDDLE = 0.95
 
 
-def fit(
-    image: Shaped[np.ndarray, "_h _w 3"], size: int, resize: Resize
-) -> UInt8[np.ndarray, "s s 3"] | Float32[np.ndarray, "s s 3"]:
-    """The picture in a square of `size`, in its middle if the aspect is kept; as floats from 0 to
-    255 if `resize` does not round."""
-    if resize == "antialiased":
-        return resize_with_pad(image, size)
-    if resize == "stretched":
-        return _bicubic(image, size)
-    if resize == "stretched-middle":
-        return _middle(image, size)
-    border = -255.0 if resize == "bilinear-dark" else 0.0
-    high, wide = fitted_size(image.shape[0], image.shape[1], size)
-    return _in_the_middle(_bilinear(image, high, wide), size, border)
+@dataclass(frozen=True)
+class PictureFit(InputPart):
+    """A way to fit pictures to a square of `size` pixels a side, in grey levels from 0 to 255: a
+    dataclass made as `class Mine(PictureFit, kind="mine")`.
+
+    `dtype`: uint8 if it rounds to grey levels, else float32. `border`: the level beside a picture
+    whose aspect is kept. `whole`: False if it cuts off edges.
+
+    Raises:
+      ValueError: the size is out of bounds.
+    """
+
+    size: int
+
+    dtype: ClassVar[type[np.generic]] = np.uint8
+    border: ClassVar[float] = 0.0
+    whole: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_size("image_size", self.size, LARGEST_IMAGE)
+
+    @abstractmethod
+    def __call__(self, image: UInt8[np.ndarray, "_h _w 3"]) -> Shaped[np.ndarray, "s s 3"]:
+        """The picture in the square, in its middle if the aspect is kept."""
+
+    @property
+    def black(self) -> Shaped[np.ndarray, "s s 3"]:
+        """A black picture, which an absent camera shows to a model that is never without."""
+        return np.zeros((self.size, self.size, 3), self.dtype)
+
+
+@dataclass(frozen=True)
+class Antialiased(PictureFit, kind="antialiased"):
+    """Pillow's bilinear filter, which averages when it shrinks; black borders (openpi)."""
+
+    def __call__(self, image: UInt8[np.ndarray, "_h _w 3"]) -> UInt8[np.ndarray, "s s 3"]:
+        return resize_with_pad(image, self.size)
+
+
+@dataclass(frozen=True)
+class Bilinear(PictureFit, kind="bilinear"):
+    """torch's bilinear filter, which reads four pixels; black borders (LeRobot from 0.5.0 on)."""
+
+    dtype = np.float32
+
+    def __call__(self, image: UInt8[np.ndarray, "_h _w 3"]) -> Float32[np.ndarray, "s s 3"]:
+        high, wide = fitted_size(image.shape[0], image.shape[1], self.size)
+        return _in_the_middle(_bilinear(image, high, wide), self.size, self.border)
+
+
+@dataclass(frozen=True)
+class BilinearDark(Bilinear, kind="bilinear-dark"):
+    """`Bilinear` with borders of −255 (LeRobot before 0.5.0)."""
+
+    border = -255.0
+
+
+@dataclass(frozen=True)
+class Stretched(PictureFit, kind="stretched"):
+    """torchvision's bicubic filter, each side by its own factor (GR00T in LeRobot)."""
+
+    def __call__(self, image: UInt8[np.ndarray, "_h _w 3"]) -> UInt8[np.ndarray, "s s 3"]:
+        return _bicubic(image, self.size)
+
+
+@dataclass(frozen=True)
+class StretchedMiddle(PictureFit, kind="stretched-middle"):
+    """torchvision's bilinear filter, each side by its own factor, for the middle 95 % of each side
+    (NVIDIA's GR00T)."""
+
+    whole = False
+
+    def __call__(self, image: UInt8[np.ndarray, "_h _w 3"]) -> UInt8[np.ndarray, "s s 3"]:
+        return _middle(image, self.size)
+
+
+def picture_fit(kind: str, size: int) -> PictureFit:
+    """The fit of a kind.
+
+    Raises:
+      ValueError: there is no such kind, or the size is out of bounds.
+    """
+    found: type = part_class(PictureFit, kind)
+    return found(size)
+
+
+def in_grey_levels(picture: Shaped[np.ndarray, "_h _w 3"]) -> UInt8[np.ndarray, "_h _w 3"]:
+    """A fitted picture rounded to grey levels, as frame stores keep it."""
+    if picture.dtype == np.uint8:
+        return picture
+    return np.rint(picture).clip(0, 255).astype(np.uint8)
+
+
+def set_border(square: Shaped[np.ndarray, "s s 3"], border: float, source: tuple[int, int]) -> None:
+    """Sets what lies beside a picture in its square; `source` is its height and width before it was
+    fitted with its aspect kept."""
+    size = len(square)
+    high, wide = fitted_size(*source, size)
+    top, left = (size - high) // 2, (size - wide) // 2
+    square[:top], square[top + high :] = border, border
+    square[:, :left], square[:, left + wide :] = border, border
 
 
 def resize_with_pad(image: Shaped[np.ndarray, "_h _w 3"], size: int) -> UInt8[np.ndarray, "s s 3"]:

@@ -1,93 +1,80 @@
 """One preparation for training and for acting: from an observation to a `Sample`, and from actions
 back to the robot's units.
 
-A policy that is trained with one cleaning of prompts, scaling of states or resizing of images and
-run with another fails without an error, so both sides call `Processor.sample`. A processor is JSON
-and is stored in the checkpoint. Prompt format and 256-bin state text follow π0.5 (openpi; arXiv
-2504.16054).
+A policy that is trained with one form of prompts, scaling of states or fit of pictures and run with
+another fails without an error. So there is one road: `Processor.columns` prepares many samples for
+the loader, and `Processor.sample` is `columns` of one with its pictures. A run that starts from a
+policy derives its processor from that policy's. A processor is JSON and is stored in the
+checkpoint.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Bool, Float, Float32, Int, UInt8
 
-from models.files.bounds import LARGEST_DIMS, LARGEST_HORIZON, LARGEST_IMAGE, check_size
-from models.inputs.bpe import ByteBpe
-from models.inputs.chat import Chat, eagle_turn
+from models.files.bounds import LARGEST_DIMS, LARGEST_HORIZON, check_size
+from models.inputs.action_tokens import ActionTokens
 from models.inputs.embodiment import Embodiment
-from models.inputs.fast import Fast
+from models.inputs.older_processor import current_fields
 from models.inputs.packed_batch import Sample
-from models.inputs.pictures import Resize, fit
-from models.inputs.tokenizer import SentencePiece, Tokenizer
+from models.inputs.pictures import PictureFit
+from models.inputs.prompts import PromptReader, StateInput, normalized
+from models.inputs.tokenizer import TextTokenizer, Tokenizer
 
-StateInput = Literal["text", "token", "suffix", "none"]
-Writing = Literal["plain", "openpi", "lerobot"]
-"""Text format of a model that writes its chunks, π0-FAST. "plain": the prompt cleaned as for π0.5.
-"openpi": the prompt in lower case, with its line breaks. "lerobot": the prompt cleaned, with the
-token that begins a text at its end."""
+_NO_TOKENS = np.zeros(0, np.int32)
 
-_STATE_BINS = np.linspace(-1, 1, 257)[:-1]
+
+class Columns(NamedTuple):
+    """N samples of one robot in the model's units and dims, without their pictures; the fields are
+    those of `Sample`."""
+
+    text: list[Int[np.ndarray, " _t"]]
+    image_at: list[tuple[int, ...]]
+    state: Float32[np.ndarray, "n s"]
+    actions: Float32[np.ndarray, "n h a"]
+    action_mask: Bool[np.ndarray, "n h a"]
+    subtask: list[Int[np.ndarray, " _n"]]
+    action_tokens: list[Int[np.ndarray, " _m"]]
+    shown: Bool[np.ndarray, "n c"]
+    """Cameras with a picture, black ones included."""
 
 
 @dataclass(frozen=True)
 class Processor:
     """Everything between a dataset's or robot's units and the model's.
 
-    Text is read with `bpe` (see `ByteBpe`) or `sentencepiece` (a SentencePiece model file, base64)
-    if there is one, else with the word list; prompts of more than `text_limit` tokens are refused.
-    With `chat`, the text is the turn of a chat, with pictures among its words. A state as text
-    spells the robot's dims, or all of the model's if `spells_padding` (LeRobot's π0.5 before
-    0.5.0). `resize`: how pictures are fitted to `image_size`, see `models.inputs.pictures`.
-    `cleans`: underscores and line breaks of a prompt become spaces (all but LeRobot's π0).
-
-    With `fast`, samples also carry their action chunk as tokens. FAST's token i has the id
-    `fast_top` − i, so its tokens take the rare words at the vocabulary's end. In PaliGemma's
-    vocabulary, the last 128 words are special, and openpi's `fast_top` is 257152 − 1 − 128. If the
-    model `writes` its chunks (π0-FAST), the prompt ends after the state, and words stand around a
-    chunk's tokens. With `subtask_limit`, a policy predicts what to do next, in up to that many
-    tokens, before it acts. `blackens`: an absent camera is seen as a black picture.
+    `state_input`: where the model reads the state, see `ModelConfig`. `embodiments`: robots, with
+    their scales. `prompts`: how text is read, None for a model without language. `pictures`: how
+    pictures are fitted. `black_absent`: an absent camera is seen as a black picture (openpi's
+    π0-FAST), else it costs nothing. With `targets`, samples also carry their action chunk as
+    tokens. With `subtask_limit`, a policy predicts what to do next, in up to that many tokens,
+    before it acts.
 
     Raises:
       ValueError: a size is out of bounds, there are no embodiments, two share a name, one has more
-        dims than the model, or FAST's token ids overlap those of the words.
+        dims than the model, the prompt has a state that the model does not read there (or the
+        reverse), or ids of action tokens overlap those of the words.
     """
 
-    image_size: int
     state_dim: int
     action_dim: int
     horizon: int
     state_input: StateInput
-    words: tuple[str, ...]
     embodiments: tuple[Embodiment, ...]
-    sentencepiece: str = ""
-    text_limit: int = 200
-    spells_padding: bool = False
-    resize: Resize = "antialiased"
-    cleans: bool = True
-    fast: Fast | None = None
-    fast_top: int = 0
-    bpe: str = ""
-    chat: Chat = ""
+    prompts: PromptReader | None
+    pictures: PictureFit
+    black_absent: bool = False
+    targets: ActionTokens | None = None
     subtask_limit: int = 0
-    writes: Writing | None = None
-    blackens: bool = False
 
     def __post_init__(self) -> None:
-        check_size("image_size", self.image_size, LARGEST_IMAGE)
         check_size("state_dim", self.state_dim, LARGEST_DIMS)
         check_size("action_dim", self.action_dim, LARGEST_DIMS)
         check_size("horizon", self.horizon, LARGEST_HORIZON)
-        check_size("text_limit", self.text_limit)
         check_size("subtask_limit", self.subtask_limit, least=0)
-        if self.chat and (self.sentencepiece or self.words):
-            raise ValueError(
-                f"The chat '{self.chat}' needs a BPE tokenizer, not SentencePiece or words; give "
-                "the model's own tokenizer, its folder or its tokenizer.json."
-            )
         names = [robot.name for robot in self.embodiments]
         if not names or len(set(names)) < len(names):
             raise ValueError(
@@ -101,186 +88,138 @@ class Processor:
                     f"Embodiment '{robot.name}' has {dims[0]} state and {dims[1]} action dims, but "
                     f"the model takes up to {self.state_dim} and {self.action_dim}."
                 )
-        if self.fast is not None and self.words and not self.sentencepiece:
-            lowest, words = self.fast_top - self.fast.size + 1, self.tokenizer.size
-            if lowest < words:
-                raise ValueError(
-                    f"{self.fast.size} FAST tokens, counted down from id {self.fast_top}, end at "
-                    f"id {lowest}, but ids below {words} are text; raise the vocabulary or use "
-                    "fewer words."
-                )
+        spelt = self.prompts is not None and self.prompts.spells_state
+        if spelt != (self.state_input == "text"):
+            raise ValueError(
+                f"state_input is '{self.state_input}', but the prompt has "
+                f"{'a' if spelt else 'no'} state in it; give a reader of prompts that fits."
+            )
+        targets = self.targets
+        if targets is None or targets.fast is None or self.prompts is None:
+            return
+        text = self.prompts.tokenizer
+        if isinstance(text, Tokenizer) and targets.lowest < text.size:
+            raise ValueError(
+                f"{targets.fast.size} FAST tokens, counted down from id {targets.top}, end at id "
+                f"{targets.lowest}, but ids below {text.size} are text; raise the vocabulary or "
+                "use fewer words."
+            )
 
-    @cached_property
-    def tokenizer(self) -> Tokenizer | SentencePiece | ByteBpe:
+    @staticmethod
+    def from_older(values: dict[str, Any]) -> dict[str, Any]:
+        """The fields of a processor from its JSON, which may be of an older version."""
+        return current_fields(values)
+
+    def with_robots(self, robots: Sequence[Embodiment], **changes: Any) -> "Processor":
+        """The same preparation for other robots, or for the same with other scales; `changes` of
+        other fields are made together with it."""
+        return replace(self, embodiments=tuple(robots), **changes)
+
+    def with_tokenizer(self, tokenizer: TextTokenizer) -> "Processor":
+        """The same preparation with a tokenizer.
+
+        Raises:
+          ValueError: the policy reads no text, or text of another kind.
+        """
+        if self.prompts is None:
+            raise ValueError("The policy reads no text; leave out the tokenizer.")
+        return replace(self, prompts=replace(self.prompts, tokenizer=tokenizer))
+
+    def with_limit(self, limit: int) -> "Processor":
+        """The same preparation with another limit of a prompt's tokens."""
+        return (
+            self
+            if self.prompts is None
+            else replace(self, prompts=replace(self.prompts, limit=limit))
+        )
+
+    @property
+    def image_size(self) -> int:
+        """Side of the pictures that the model sees."""
+        return self.pictures.size
+
+    @property
+    def text_limit(self) -> int:
+        """Most tokens of a prompt; 0 for a model without language."""
+        return 0 if self.prompts is None else self.prompts.limit
+
+    @property
+    def tokenizer(self) -> TextTokenizer:
         """The tokenizer that reads prompts.
 
         Raises:
-          ValueError: the policy came without a tokenizer.
+          ValueError: the policy came without a tokenizer, or reads no text.
         """
-        if self.bpe:
-            return ByteBpe(self.bpe)
-        if self.sentencepiece:
-            return SentencePiece(self.sentencepiece)
-        if self.chat:
-            raise ValueError(
-                "This policy came without a tokenizer, so it cannot read a prompt as text: give "
-                "the folder of its vocab.json and merges.txt, or its tokenizer.json, as tokenizer."
-            )
-        if not self.words:
-            raise ValueError(
-                "This policy came without a tokenizer, so it cannot read a prompt as text: give "
-                "load_policy(tokenizer='…/paligemma_tokenizer.model'), or 'tokenized_prompt'."
-            )
-        return Tokenizer(self.words)
+        if self.prompts is None:
+            raise ValueError("The policy reads no text, so it has no tokenizer.")
+        return self.prompts.found()
 
-    def tokens(
-        self, prompt: str, state: Float[np.ndarray, " s"], pictures: int = 0
-    ) -> Int[np.ndarray, " t"]:
-        """Token ids of a prompt, with the normalised state spelt as text if the model reads it so.
+    @property
+    def has_tokenizer(self) -> bool:
+        """True if prompts can be given as text."""
+        return self.prompts is not None and self.prompts.tokenizer is not None
+
+    def longest_text(self, prompts: Sequence[str], embodiment: int, pictures: int) -> list[int]:
+        """Tokens that each prompt takes at most, whatever the state.
+
+        Raises:
+          ValueError: a prompt is longer than `text_limit`.
+        """
+        if self.prompts is None:
+            return [0] * len(prompts)
+        dims = len(self.embodiments[embodiment].state.offset)
+        state = self.prompts.longest(self.state_dim, dims)
+        return [len(self.prompts.read(prompt, state, dims, pictures)[0]) for prompt in prompts]
+
+    def columns(
+        self,
+        prompts: Sequence[str | Int[np.ndarray, " _t"]],
+        state: Float[np.ndarray, "n _s"],
+        shown: Bool[np.ndarray, "n c"],
+        *,
+        embodiment: int = 0,
+        actions: Float[np.ndarray, "n _h _a"] | None = None,
+        valid: Bool[np.ndarray, "n _h"] | None = None,
+        subtasks: Sequence[str | None] | None = None,
+    ) -> Columns:
+        """Samples in the model's units from those in the robot's.
 
         Args:
-          pictures: how many pictures a chat has among its words.
+          prompts: of each sample, text, or the token ids of all of it.
+          state: in the dataset's units, a column for each state dim of the embodiment.
+          shown: which of the embodiment's cameras have a picture.
+          actions: the chunks that follow, `horizon` steps in the dataset's units; None when acting.
+          valid: which of those steps lie within the episode; action tokens repeat the last of these
+            instead of the others. A sample without any has nothing to learn from.
+          subtasks: what to do next, in words; in training the model learns to predict it, and in
+            acting it carries it out.
 
         Raises:
-          ValueError: there are more than `text_limit`.
+          ValueError: the number of state dims or of action dims is not the embodiment's, a prompt
+            is longer than `text_limit`, or FAST cannot spell the actions.
         """
-        return self.text(prompt, state, pictures)[0]
-
-    def text(
-        self, prompt: str, state: Float[np.ndarray, " s"], pictures: int
-    ) -> tuple[Int[np.ndarray, " t"], tuple[int, ...]]:
-        """`tokens`, and how many of them come before each picture; () if pictures come first."""
-        if self.chat:
-            if not isinstance(self.tokenizer, ByteBpe):
-                raise ValueError(f"The chat '{self.chat}' needs a BPE tokenizer.")
-            ids, at = eagle_turn(self.tokenizer, prompt, pictures)
-            return self._checked(ids, prompt), at
-        return self._words(prompt, state), ()
-
-    @property
-    def template(self) -> tuple[str, ...]:
-        """Texts that are tokenised one after another, with {prompt} and, if the model reads the
-        state as text, {state} in them. Only the first keeps the token that begins a text. A chat
-        has its own template."""
-        if self.state_input != "text":
-            return "{prompt}", "\n"
-        spelt = "Task: {prompt}, State: {state};\n"
-        return (spelt,) if self.writes else (f"{spelt}Action: ",)
-
-    @property
-    def closing(self) -> tuple[int, ...]:
-        """Token ids after the last text of `template`."""
-        return (self.tokenizer.begin,) if self.writes == "lerobot" else ()
-
-    def _words(self, prompt: str, state: Float[np.ndarray, " s"]) -> Int[np.ndarray, " t"]:
-        text = _clean(prompt) if self.cleans else prompt.removesuffix("\n")
-        if self.writes == "openpi":
-            text = prompt.lower().strip().replace("_", " ")
-        bins = np.digitize(state, _STATE_BINS) - 1
-        spelt = " ".join(map(str, bins.tolist()))
-        texts = [piece.format(prompt=text, state=spelt) for piece in self.template]
-        first, *rest = (self.tokenizer.encode(piece) for piece in texts)
-        ends = np.asarray(self.closing, np.int32)
-        return self._checked(np.concatenate([first, *(ids[1:] for ids in rest), ends]), prompt)
-
-    def _checked(self, tokens: Int[np.ndarray, " t"], prompt: str) -> Int[np.ndarray, " t"]:
-        if len(tokens) > self.text_limit:
-            raise ValueError(
-                f"The prompt ({prompt[:40]!r}) is {len(tokens)} tokens long, but the model reads "
-                f"at most {self.text_limit}; shorten it."
-            )
-        return tokens
-
-    def subtask_tokens(self, subtask: str) -> Int[np.ndarray, " t"]:
-        """Token ids of a subtask for the language model to predict, from begin to end."""
-        tokens = self.tokenizer.encode(_clean(subtask))
-        return np.append(tokens, np.int32(self.tokenizer.end))
-
-    def subtask_said(self, tokens: Int[np.ndarray, " t"]) -> Int[np.ndarray, " _t"]:
-        """A predicted subtask from begin to end, in the form of `subtask_tokens`."""
-        begin, end = self.tokenizer.begin, self.tokenizer.end
-        return np.array([begin, *self._until_end(tokens), end], np.int32)
-
-    def subtask_text(self, tokens: Int[np.ndarray, " t"]) -> str:
-        """The text of predicted tokens, up to the end token."""
-        return self.tokenizer.decode(self._until_end(tokens))
-
-    def action_tokens(self, chunk: Float[np.ndarray, "h d"]) -> Int[np.ndarray, " t"]:
-        """Token ids of a normalised chunk for the language model to predict, between two end
-        tokens. If the model writes its chunks, they stand between "Action: " and "|", and the first
-        token stands for the prompt's last.
-
-        Raises:
-          ValueError: there is no `fast`, or it cannot spell the chunk.
-        """
-        return self.framed(self.fast_top - self.action_tokenizer.encode(chunk))
-
-    def framed(self, ids: Int[np.ndarray, " n"]) -> Int[np.ndarray, " t"]:
-        """`action_tokens` of a chunk whose own tokens are `ids`."""
-        end = self.tokenizer.end
-        if self.writes:
-            closing = self.tokenizer.encode("|")[1:]
-            return np.array([self.tokenizer.begin, *self.opening, *ids, *closing, end], np.int32)
-        return np.array([end, *ids, end], np.int32)
-
-    def chunk_tokens(
-        self, chunk: Float[np.ndarray, "h a"], mask: Bool[np.ndarray, "h a"], embodiment: int = 0
-    ) -> Int[np.ndarray, " t"]:
-        """`action_tokens` of a sample's chunk, extended as in `held_chunk`; empty without `fast`,
-        or if no step counts."""
-        if self.fast is None or not mask.any():
-            return np.zeros(0, np.int32)
-        return self.action_tokens(self.held_chunk(chunk, mask, embodiment))
-
-    def held_chunk(
-        self, chunk: Float[np.ndarray, "h a"], mask: Bool[np.ndarray, "h a"], embodiment: int = 0
-    ) -> Float[np.ndarray, "h _d"]:
-        """A sample's chunk in the robot's own dims, with its last step in the episode repeated
-        after the episode's end; action tokens spell this chunk."""
-        steps = np.where(mask[:, 0], np.arange(self.horizon), 0)
-        dims = len(self.embodiments[embodiment].actions.offset)
-        return chunk[np.maximum.accumulate(steps), :dims]
-
-    def predicted_actions(
-        self,
-        tokens: Int[np.ndarray, " t"],
-        embodiment: int = 0,
-        state: Float[np.ndarray, " _s"] | None = None,
-    ) -> Float[np.ndarray, "h d"]:
-        """The chunk, in the robot's units, that predicted action tokens spell, up to the end token.
-
-        Raises:
-          ValueError: there is no `fast`, the tokens do not spell a chunk, or as `actions`.
-        """
-        dims = len(self.embodiments[embodiment].actions.offset)
-        ids = self.fast_top - self._until_end(tokens)
-        chunk = self.action_tokenizer.decode(ids, self.horizon, dims)
-        return self.actions(chunk, embodiment, state)
-
-    @property
-    def opening(self) -> Int[np.ndarray, " t"]:
-        """Token ids before a chunk that the model writes."""
-        return self.tokenizer.encode("Action: ")[1:]
-
-    @property
-    def action_tokenizer(self) -> Fast:
-        """The tokenizer that reads and writes chunks.
-
-        Raises:
-          ValueError: the policy came without a FAST tokenizer.
-        """
-        if self.fast is None:
-            raise ValueError(
-                "This policy came without a FAST tokenizer, so its chunks can be neither written "
-                "nor read: give the folder of the tokenizer that it was trained with, "
-                "load_policy(fast='FOLDER') (--fast FOLDER), or set the Processor's `fast`."
-            )
-        return self.fast
-
-    def _until_end(self, tokens: Int[np.ndarray, " t"]) -> Int[np.ndarray, " _n"]:
-        tokens = np.asarray(tokens)
-        ends = np.flatnonzero(tokens == self.tokenizer.end)
-        return tokens[: ends[0]] if len(ends) else tokens
+        padded, chunks, masks = self.numbers(state, actions, valid, embodiment=embodiment)
+        if self.black_absent:
+            shown = np.ones_like(shown)
+        counts, dims = shown.sum(axis=1).tolist(), len(self.embodiments[embodiment].state.offset)
+        read = [
+            self._text(prompt, one, dims, pictures)
+            for prompt, one, pictures in zip(prompts, padded, counts, strict=True)
+        ]
+        return Columns(
+            [ids for ids, _ in read],
+            [at for _, at in read],
+            *(padded, chunks, masks),
+            [
+                _NO_TOKENS if subtask is None else self.subtask_tokens(subtask)
+                for subtask in subtasks or [None] * len(padded)
+            ],
+            [
+                self.chunk_tokens(chunk, mask, embodiment)
+                for chunk, mask in zip(chunks, masks, strict=True)
+            ],
+            shown,
+        )
 
     def sample(
         self,
@@ -294,21 +233,13 @@ class Processor:
         subtask: str | None = None,
         id: int = 0,
     ) -> Sample:
-        """A sample in the model's units from one in the robot's.
+        """`columns` of one sample, with its pictures.
 
         Args:
           images: one per camera of the embodiment, in its order; any size; None where absent.
-          state: in the dataset's units, one number for each state dim of the embodiment.
-          prompt: text, or the token ids of all of it.
-          actions: the chunk that follows, `horizon` steps in the dataset's units; None when acting.
-          valid: which of those steps lie within the episode; action tokens repeat the last of these
-            instead of the others.
-          subtask: what to do next, in words; in training the model learns to predict it, and in
-            acting it carries it out.
 
         Raises:
-          ValueError: the number of images, of state dims or of action dims is not the embodiment's,
-            the prompt is longer than `text_limit`, or FAST cannot spell the actions.
+          ValueError: as `columns`, or the number of images is not the embodiment's.
         """
         robot = self.embodiments[embodiment]
         if len(images) != len(robot.cameras):
@@ -316,35 +247,107 @@ class Processor:
                 f"Embodiment '{robot.name}' has cameras {list(robot.cameras)}, "
                 f"got {len(images)} images."
             )
-        (padded,), (chunk,), (mask,) = self.numbers(
+        one = self.columns(
+            [prompt],
             np.asarray(state)[None],
-            None if actions is None else actions[None],
-            None if valid is None else valid[None],
+            np.array([[image is not None for image in images]]),
             embodiment=embodiment,
+            actions=None if actions is None else actions[None],
+            valid=None if valid is None else valid[None],
+            subtasks=[subtask],
         )
-        normal = padded[: len(robot.state.offset)]
-        spelt = padded if self.spells_padding else normal
-        at: tuple[int, ...] = ()
-        if isinstance(prompt, str):
-            text, at = self.text(prompt, spelt, sum(x is not None for x in images))
-        else:
-            text = self._checked(prompt, "given as tokens")
-        if self.blackens:
-            black = np.zeros((self.image_size, self.image_size, 3), np.uint8)
-            images = [black if x is None else x for x in images]
+        cameras = tuple(np.flatnonzero(one.shown[0]).tolist())
+        seen = (images[camera] for camera in cameras)
         return Sample(
-            images=tuple(fit(x, self.image_size, self.resize) for x in images if x is not None),
-            text=text,
-            state=padded,
-            actions=chunk,
-            action_mask=mask,
+            images=tuple(self.pictures.black if x is None else self.pictures(x) for x in seen),
+            text=one.text[0],
+            state=one.state[0],
+            actions=one.actions[0],
+            action_mask=one.action_mask[0],
             embodiment=embodiment,
             id=id,
-            image_at=at,
-            subtask=np.zeros(0, np.int32) if subtask is None else self.subtask_tokens(subtask),
-            action_tokens=self.chunk_tokens(chunk, mask, embodiment),
-            cameras=tuple(i for i, x in enumerate(images) if x is not None),
+            image_at=one.image_at[0],
+            subtask=one.subtask[0],
+            action_tokens=one.action_tokens[0],
+            cameras=cameras,
         )
+
+    def subtask_tokens(self, subtask: str) -> Int[np.ndarray, " t"]:
+        """Token ids of a subtask for the language model to predict, from begin to end."""
+        tokens = self.tokenizer.encode(normalized(subtask))
+        return np.append(tokens, np.int32(self.tokenizer.end))
+
+    def subtask_said(self, tokens: Int[np.ndarray, " t"]) -> Int[np.ndarray, " _t"]:
+        """A predicted subtask from begin to end, in the form of `subtask_tokens`."""
+        begin, end = self.tokenizer.begin, self.tokenizer.end
+        return np.array([begin, *self._until_end(tokens), end], np.int32)
+
+    def subtask_text(self, tokens: Int[np.ndarray, " t"]) -> str:
+        """The text of predicted tokens, up to the end token."""
+        return self.tokenizer.decode(self._until_end(tokens))
+
+    def chunk_tokens(
+        self, chunk: Float[np.ndarray, "h a"], mask: Bool[np.ndarray, "h a"], embodiment: int = 0
+    ) -> Int[np.ndarray, " t"]:
+        """Action tokens of a sample's chunk, extended as in `held_chunk`; empty if none are learnt
+        or no step counts."""
+        if self.targets is None or self.targets.fast is None or not mask.any():
+            return _NO_TOKENS
+        held = self.held_chunk(chunk, mask, embodiment)
+        return self.targets.encode(held, self.tokenizer)
+
+    def held_chunk(
+        self, chunk: Float[np.ndarray, "h a"], mask: Bool[np.ndarray, "h a"], embodiment: int = 0
+    ) -> Float[np.ndarray, "h _d"]:
+        """A sample's chunk in the robot's own dims, with its last step in the episode repeated
+        after the episode's end; action tokens spell this chunk."""
+        steps = np.where(mask[:, 0], np.arange(self.horizon), 0)
+        dims = len(self.embodiments[embodiment].actions.offset)
+        return chunk[np.maximum.accumulate(steps), :dims]
+
+    @property
+    def action_tokens(self) -> ActionTokens:
+        """The form in which chunks are written and read as tokens.
+
+        Raises:
+          ValueError: the policy has no action tokens.
+        """
+        if self.targets is None:
+            raise ValueError("This policy neither writes nor learns action tokens.")
+        return self.targets
+
+    def predicted_actions(
+        self,
+        tokens: Int[np.ndarray, " t"],
+        embodiment: int = 0,
+        state: Float[np.ndarray, " _s"] | None = None,
+    ) -> Float[np.ndarray, "h d"]:
+        """The chunk, in the robot's units, that predicted action tokens spell, up to the end token.
+
+        Raises:
+          ValueError: there are no action tokens, they do not spell a chunk, or as `actions`.
+        """
+        dims = len(self.embodiments[embodiment].actions.offset)
+        chunk = self.action_tokens.decode(self._until_end(tokens), self.horizon, dims)
+        return self.actions(chunk, embodiment, state)
+
+    def _text(
+        self,
+        prompt: str | Int[np.ndarray, " _t"],
+        state: Float[np.ndarray, " s"],
+        dims: int,
+        pictures: int,
+    ) -> tuple[Int[np.ndarray, " _t"], tuple[int, ...]]:
+        if self.prompts is None:
+            return _NO_TOKENS, ()
+        if isinstance(prompt, str):
+            return self.prompts.read(prompt, state, dims, pictures)
+        return self.prompts.checked(prompt, "given as tokens"), ()
+
+    def _until_end(self, tokens: Int[np.ndarray, " t"]) -> Int[np.ndarray, " _n"]:
+        tokens = np.asarray(tokens)
+        ends = np.flatnonzero(tokens == self.tokenizer.end)
+        return tokens[: ends[0]] if len(ends) else tokens
 
     def numbers(
         self,
@@ -354,7 +357,7 @@ class Processor:
         *,
         embodiment: int = 0,
     ) -> tuple[Float[np.ndarray, "n s"], Float[np.ndarray, "n h a"], Bool[np.ndarray, "n h a"]]:
-        """States, chunks and masks of n samples in the model's units and dims, as in `sample`.
+        """States, chunks and masks of n samples in the model's units and dims, as in `columns`.
 
         Raises:
           ValueError: the number of state dims, or the shape of the chunks, is not the embodiment's.
@@ -410,7 +413,3 @@ class Processor:
                 )
             chunk = chunk + robot.origin(state)
         return (chunk if robot.units is None else robot.units.acted(chunk)).astype(np.float32)
-
-
-def _clean(text: str) -> str:
-    return text.strip().replace("_", " ").replace("\n", " ")

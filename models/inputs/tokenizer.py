@@ -8,6 +8,7 @@ its training.
 
 import base64
 import re
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ import numpy as np
 from jaxtyping import Int
 from sentencepiece import SentencePieceProcessor
 
+from models.inputs.parts import InputPart
+
 PAD, BOS = 0, 1
 _FIRST_BYTE = 2
 _FIRST_WORD = _FIRST_BYTE + 256
@@ -29,13 +32,56 @@ _PIECES = re.compile(r"\w+|[^\w\s]|\n")
 
 
 @dataclass(frozen=True)
-class Tokenizer:
+class TextTokenizer(InputPart):
+    """Text to token ids and back: a dataclass made as `class Mine(TextTokenizer, kind="mine")`.
+
+    `begins`: how many ids `encode` puts before those of the text.
+    """
+
+    begins: ClassVar[int] = 0
+
+    @abstractmethod
+    def encode(self, text: str) -> Int[np.ndarray, " t"]:
+        """Token ids of a whole text, int32."""
+
+    @abstractmethod
+    def decode(self, ids: Int[np.ndarray, " t"]) -> str:
+        """The text of token ids."""
+
+    def continued(self, text: str) -> Int[np.ndarray, " t"]:
+        """Token ids of a text that follows another."""
+        return self.encode(text)[self.begins :]
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """One more than the largest id.
+
+        Raises:
+          ValueError: the tokenizer is damaged.
+        """
+
+    @property
+    @abstractmethod
+    def begin(self) -> int:
+        """The id that begins every text."""
+
+    @property
+    @abstractmethod
+    def end(self) -> int:
+        """The id that ends a text that a model writes."""
+
+
+@dataclass(frozen=True)
+class Tokenizer(TextTokenizer, kind="words"):
     """`words[i]` has id 258 + i; ids 2 to 257 are bytes; 1 begins every text and 0 is padding,
     which also ends a text that a model writes."""
 
     words: tuple[str, ...]
-    begin: ClassVar[int] = BOS
-    end: ClassVar[int] = PAD
+
+    begins = 1
+    begin = BOS
+    end = PAD
 
     @classmethod
     def build(cls, texts: Iterable[str], vocabulary: int) -> "Tokenizer":
@@ -83,10 +129,12 @@ class Tokenizer:
 
 
 @dataclass(frozen=True)
-class SentencePiece:
+class SentencePiece(TextTokenizer, kind="sentencepiece"):
     """A SentencePiece model, such as PaliGemma's; `model` is its file in base64."""
 
     model: str
+
+    begins = 1
 
     @classmethod
     def read(cls, path: Path) -> "SentencePiece":

@@ -3,7 +3,8 @@
 The lock uses flock, so the kernel frees it when the process dies, on NFS too (where Linux turns it
 into byte-range locks). Unlike a POSIX lock, it is not lost when its own process reads or copies the
 file. A forked child closes the file it inherits, so it cannot keep the lock of a dead parent alive.
-The file names the holder; on a filesystem without locks, this alone decides.
+The file names the holder; on a filesystem without locks, this alone decides. (filelock 4.2 does not
+name who holds a flock, leaves its file behind, and trusts mounts whose locks are this machine's.)
 """
 
 import errno
@@ -12,12 +13,13 @@ import json
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 
+from models.config import from_json
 from models.terminal import Console
 from parallel.hosts import exits
 from parallel.hosts.agreement import agree
@@ -58,17 +60,15 @@ def at_work(folder: Path) -> str:
     """Machine on which a run is at work in the folder: "here" or the name of another machine; "" if
     no run is. It takes no lock, so a run that starts meanwhile is not kept out. For another
     machine, it relies on the lock file."""
-    try:
+    with suppress(OSError), ExitStack() as undo:
         handle = os.open(Path(folder) / LOCK_NAME, os.O_RDONLY | os.O_NOFOLLOW)
-    except OSError:
-        return ""
-    try:
+        undo.callback(os.close, handle)
         holder = _read(handle)
-    finally:
-        os.close(handle)
-    if holder is None or (holder.is_here and not holder.is_alive):
-        return ""
-    return "here" if holder.is_here else holder.host
+        if holder is not None and not holder.is_here:
+            return holder.host
+        if holder is not None and holder.is_alive:
+            return "here"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -127,32 +127,26 @@ def _lock(folder: Path, console: Console) -> str:
     left: _Holder | None = None
     while True:
         folder.mkdir(parents=True, exist_ok=True)
-        try:
-            handle, created = _open(path)
-        except FileNotFoundError:  # its holder removed it, or the folder that it had created
-            continue
-        try:
+        with ExitStack() as undo:
+            try:
+                handle, created = _open(path)
+            except FileNotFoundError:  # its holder removed it, or the folder that it had created
+                continue
+            undo.callback(os.close, handle)
             free, holder = _try_flock(handle), _read(handle)
-            refusal, there = _refusal(path, free, holder, created), _is_at(handle, path)
-        except OSError:
-            os.close(handle)
-            raise
-        left = holder or left
-        if refusal or not there:
-            os.close(handle)
-            if refusal:
-                return refusal
-            continue
-        if free is None and not created:  # a stale file; only its creator may hold it
-            os.close(handle)
-            path.unlink(missing_ok=True)
-            continue
-        _held[folder] = _Held(handle, 1, made)
-        try:
+            if not _is_free(path, free, holder, created):
+                return _in_use(path, holder)
+            left = holder or left
+            if not _is_at(handle, path):
+                continue
+            if free is None and not created:  # a stale file; only its creator may hold it
+                path.unlink(missing_ok=True)
+                continue
+            undo.pop_all()
+            _held[folder] = _Held(handle, 1, made)
+            undo.callback(_release, folder)
             _describe(handle)
-        except OSError:
-            _release(folder)
-            raise
+            undo.pop_all()
         if left is not None and not (left.is_here and left.is_alive):  # else a copied folder
             console.print(
                 f"{folder} was left by {left}, which did not end properly; taking over.",
@@ -187,23 +181,18 @@ def _release(folder: Path) -> None:
             directory.rmdir()
 
 
-def _refusal(path: Path, free: bool | None, holder: _Holder | None, created: bool) -> str:
-    """Reason why the lock is refused, "" if it is not; `free` is None if there are no locks."""
-    if free is False:
-        return _in_use(path, holder)
+def _is_free(path: Path, free: bool | None, holder: _Holder | None, created: bool) -> bool:
+    """True if the folder may be taken; `free` is as the kernel says, None if there are no locks."""
     if free:
-        elsewhere = holder is not None and not holder.is_here and _is_local_only(path)
-        return _in_use(path, holder) if elsewhere else ""
-    if created or (holder is not None and holder.is_here and not holder.is_alive):
-        return ""
-    return _in_use(path, holder)
+        return holder is None or holder.is_here or not _is_local_only(path)
+    gone = holder is not None and holder.is_here and not holder.is_alive
+    return free is None and (created or gone)
 
 
 def _in_use(path: Path, holder: _Holder | None) -> str:
     who = "another run that has just begun" if holder is None else str(holder)
-    remedy = (
-        "" if holder is not None and holder.is_here else f"; if it is surely gone, remove {path}"
-    )
+    known = holder is not None and holder.is_here
+    remedy = "" if known else f"; if it is surely gone, remove {path}"
     return (
         f"{path.parent} is in use by {who}: two runs in one folder would destroy each other's "
         f"checkpoints. Wait for it, stop it, or choose another folder{remedy}."
@@ -234,11 +223,8 @@ def _try_flock(handle: int) -> bool | None:
 def _read(handle: int) -> _Holder | None:
     """Holder named in an open lock file; None if the file is still empty or incomplete."""
     try:
-        said = json.loads(os.pread(handle, 4096, 0))
-        host, pid, since, began = (said[name] for name in ("host", "pid", "since", "began"))
-        began = began if began is None else int(began)
-        holder = _Holder(str(host), int(pid), str(since), began)
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        holder = from_json(_Holder, json.loads(os.pread(handle, 4096, 0)))
+    except (ValueError, RecursionError):
         return None
     sane = f"{holder}".isprintable() and 0 < holder.pid < 2**31
     return holder if sane else None

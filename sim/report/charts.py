@@ -8,6 +8,7 @@ element; texts are escaped.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import accumulate
 from math import ceil, floor, log10
 
 import numpy as np
@@ -15,113 +16,83 @@ from jaxtyping import Float, Int
 
 from sim.statistics import Rate
 
+STYLE = """
+svg { display: block; width: 100%; height: auto; }
+section > .chart > svg { max-width: 52rem; min-width: 34rem; }
+svg text { font-size: 14px; fill: var(--ink); }
+svg .tick { font-size: 12.5px; fill: var(--soft); }
+svg .value, svg .label.main { font-weight: 600; }
+svg .grid { stroke: var(--line); }
+svg .plain { --of: var(--plain); } svg .control { --of: var(--other); }
+svg rect, svg circle { fill: var(--of, var(--main)); }
+svg rect.track { fill: var(--line); }
+svg polygon { fill: var(--of, var(--main)); opacity: .13; }
+svg .whisker { stroke: var(--ink); stroke-width: 1.5; fill: none; }
+svg polyline { fill: none; stroke: var(--of, var(--main)); stroke-linejoin: round; }
+svg .raw { stroke-width: 1; opacity: .3; }
+svg .line { stroke-width: 2; }
+svg .recorded { stroke: var(--plain); stroke-width: 2.5; }
+svg .predicted { stroke-width: 1.2; }
+"""
+
 _POINTS = 600
 """Largest number of points drawn per line; no chart is wider than that many pixels."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One row of `rates`; `kind` is a CSS class: main, plain or control."""
+    """One row of `bars`, from `start` over `value` on, optionally with an interval; `said` and
+    `between` are the two in words. `kind` is a CSS class: main, plain or control."""
 
     label: str
-    rate: Rate
     kind: str
-
-
-def rates(bars: Sequence[Bar]) -> str:
-    """Horizontal bars 0..100 % with their 95 % intervals as whiskers."""
-    left, right, row = 206, 536, 36
-    height = row * len(bars) + 26
-    parts = []
-    for percent in range(0, 101, 25):
-        x = left + (right - left) * percent / 100
-        parts.append(f'<line class="grid" x1="{x:g}" x2="{x:g}" y1="0" y2="{height - 24}"/>')
-        parts.append(_text(x, height - 6, f"{percent} %", "tick", "middle"))
-    for i, bar in enumerate(bars):
-        y = i * row + row / 2
-        parts.append(_text(left - 12, y + 5, bar.label, f"label {bar.kind}", "end"))
-        parts.append(_rate(bar.rate, bar.kind, left, right, y, 18))
-        parts.append(_text(right + 14, y + 5, f"{100 * bar.rate.value:.1f} %", "value", "start"))
-        parts.append(_text(right + 84, y + 5, bar.rate.interval_text, "tick", "start"))
-    summary = "; ".join(f"{bar.label}: {bar.rate}" for bar in bars)
-    return _svg(720, height, f"Success rates. {summary}", parts)
-
-
-@dataclass(frozen=True)
-class Amount:
-    """One row of `amounts`, optionally with an interval; `kind` as in `Bar`."""
-
-    label: str
     value: float
-    kind: str
+    said: str
     interval: tuple[float, float] | None = None
+    between: str = ""
+    start: float = 0.0
 
 
-def amounts(bars: Sequence[Amount], summary: str) -> str:
-    """Horizontal bars from 0, with their intervals as whiskers."""
-    left, right, row = 190, 540, 30
-    height = row * len(bars) + 26
-    ends = [bar.value if bar.interval is None else bar.interval[1] for bar in bars]
-    most = max(ends) or 1.0
+def rate_bar(label: str, rate: Rate, kind: str) -> Bar:
+    """A rate in percent."""
+    low, high = rate.interval
+    said = f"{100 * rate.value:.1f} %"
+    return Bar(label, kind, 100 * rate.value, said, (100 * low, 100 * high), rate.interval_text)
+
+
+def bars(drawn: Sequence[Bar], *, name: str, most: float, unit: str = "") -> str:
+    """Horizontal bars on an axis of 0..most, with their intervals as whiskers."""
+    left, right, row, most = 206, 540, 34, most or 1.0
+    height, scale = row * len(drawn) + 26, (right - left) / most
     parts = []
     for tick in _ticks(0, most, 4):
-        x = left + (right - left) * tick / most
+        x = left + scale * tick
         parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{height - 24}"/>')
-        parts.append(_text(x, height - 6, f"{tick:g}", "tick", "middle"))
-    for i, bar in enumerate(bars):
+        parts.append(_text(x, height - 6, f"{tick:g}{unit}", "tick", "middle"))
+    for i, bar in enumerate(drawn):
         y = i * row + row / 2
-        interval = None if bar.interval is None else tuple(end / most for end in bar.interval)
         parts.append(_text(left - 12, y + 5, bar.label, f"label {bar.kind}", "end"))
-        parts.append(_bar(bar.value / most, interval, bar.kind, left, right, y, 16))
-        parts.append(_text(right + 14, y + 5, f"{bar.value:.3g}", "value", "start"))
-        if bar.interval is not None:
-            low, high = bar.interval
-            parts.append(_text(right + 96, y + 5, f"{low:.3g}–{high:.3g}", "tick", "start"))
-    said = "; ".join(f"{bar.label}: {bar.value:.3g}" for bar in bars)
-    return _svg(760, height, f"{summary} {said}", parts)
+        parts.append(_bar(bar, left + scale * bar.start, scale, y, 16))
+        parts.append(_text(right + 14, y + 5, bar.said, "value", "start"))
+        parts.append(_text(right + 96, y + 5, bar.between, "tick", "start"))
+    said = "; ".join(f"{bar.label}: {bar.said} {bar.between}".strip() for bar in drawn)
+    return _svg(760, height, f"{name}. {said}", parts)
 
 
-@dataclass(frozen=True)
-class Series:
-    """One line of `lines`, with a value for each step; `kind` as in `Bar`."""
+def timeline(seconds: Mapping[str, float]) -> str:
+    """Stages one after the other, each a bar from its start to its end."""
+    starts = accumulate(seconds.values(), initial=0.0)
+    drawn = [
+        Bar(stage, "main", spent, duration(spent), start=start)
+        for (stage, spent), start in zip(seconds.items(), starts, strict=False)
+    ]
+    return bars(drawn, name="Time by stage", most=sum(seconds.values()), unit=" s")
 
-    label: str
-    values: Sequence[float]
-    kind: str
 
-
-def lines(drawn: Sequence[Series], summary: str) -> str:
-    """Values by step, on an axis from 0 up; each line has its label at its end."""
-    left, right, top, bottom = 52, 560, 14, 206
-    count = max(len(line.values) for line in drawn)
-    most = max(max(line.values) for line in drawn) or 1.0
-
-    def across(step: float) -> float:
-        return left + (right - left) * step / max(count - 1, 1)
-
-    def down(value: float) -> float:
-        return bottom - (bottom - top) * value / most
-
-    parts = []
-    for tick in _ticks(0, most, 4):
-        at = down(tick)
-        parts.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        parts.append(_text(left - 8, at + 4, f"{tick:g}", "tick", "end"))
-    for tick in _ticks(0, max(count - 1, 1), 5):
-        if tick == round(tick):
-            parts.append(_text(across(tick), bottom + 20, f"{tick:g}", "tick", "middle"))
-    labels = _apart([down(line.values[-1]) for line in drawn], 16)
-    for line, y in zip(drawn, labels, strict=True):
-        points = [(across(step), down(value)) for step, value in enumerate(line.values)]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        end = points[-1]
-        parts.append(f'<polyline class="line {line.kind}" points="{path}"/>')
-        parts.append(f'<circle class="{line.kind}" cx="{end[0]:.1f}" cy="{end[1]:.1f}" r="3"/>')
-        parts.append(_text(right + 12, y + 4, line.label, f"label {line.kind}", "start"))
-    said = "; ".join(
-        f"{line.label} from {line.values[0]:.3g} to {line.values[-1]:.3g}" for line in drawn
-    )
-    return _svg(720, 232, f"{summary} {said}", parts)
+def strip(rate: Rate) -> str:
+    """One bar with its interval, small enough for a table cell."""
+    track = '<rect class="track" x="0" y="3" width="120" height="8" rx="2"/>'
+    return _svg(120, 14, str(rate), [track, _bar(rate_bar("", rate, "main"), 0, 1.2, 7, 8)])
 
 
 def traces(
@@ -152,66 +123,11 @@ def traces(
     return _svg(width, 64, summary, parts)
 
 
-def strip(rate: Rate) -> str:
-    """One bar with its interval, small enough for a table cell."""
-    track = '<rect class="track" x="0" y="3" width="120" height="8" rx="2"/>'
-    return _svg(120, 14, str(rate), [track, _rate(rate, "main", 0, 120, 7, 8)])
-
-
-def curve(
-    x: Float[np.ndarray, " n"],
-    y: Float[np.ndarray, " n"],
-    *,
-    name: str,
-    unit: str = "",
-    log: bool = False,
-    bounds: tuple[float, float] | None = None,
-) -> str:
-    """y over training steps: every value faint, a centred moving mean over 5 % of them strong.
-
-    Args:
-      log: logarithmic y axis; y must be positive.
-      bounds: bounds of the y axis; those of y if None.
-    """
-    left, right, top, bottom = 52, 448, 14, 206
-    keep = np.unique(np.linspace(0, len(x) - 1, min(len(x), _POINTS)).astype(int))
-    smooth = _moving_mean(y, max(1, len(y) // 20), keep)
-    low, high = bounds or _apart_from_one_value(float(y.min()), float(y.max()), log)
-    scale = np.log10 if log else np.asarray
-    y0, y1 = float(scale(low)), float(scale(high))
-    x0, x1 = float(x[0]), float(max(x[-1], x[0] + 1))
-
-    def across(v):
-        return left + (right - left) * (v - x0) / (x1 - x0)
-
-    def down(v):
-        return bottom - (bottom - top) * (scale(np.clip(v, low, high)) - y0) / (y1 - y0)
-
-    parts = []
-    for tick in _log_ticks(low, high) if log else _ticks(low, high, 4):
-        at = float(down(tick))
-        parts.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        parts.append(_text(left - 8, at + 4, f"{tick:g}{unit}", "tick", "end"))
-    for tick in _ticks(x0, x1, 4):
-        parts.append(_text(float(across(tick)), bottom + 20, f"{tick:,g}", "tick", "middle"))
-    for values, kind in ((y[keep], "raw"), (smooth, "smooth")):
-        points = zip(x[keep], values, strict=True)
-        path = " ".join(f"{across(at):.1f},{down(value):.1f}" for at, value in points)
-        parts.append(f'<polyline class="{kind}" points="{path}"/>')
-    end = float(down(smooth[-1]))
-    parts.append(f'<circle class="end" cx="{across(x[-1]):.1f}" cy="{end:.1f}" r="3.5"/>')
-    summary = (
-        f"{name}, smoothed, from {smooth[0]:.4g}{unit} at step {x[0]:g} "
-        f"to {smooth[-1]:.4g}{unit} at step {x[-1]:g}"
-    )
-    return _svg(480, 232, summary, parts)
-
-
 @dataclass(frozen=True)
 class Course:
-    """One run in `courses`: values over training steps, optionally with an interval for each.
-    `kind` is the CSS class of everything drawn for it; `noisy` values are faint, under a moving
-    mean."""
+    """One line of `courses`: values over steps, optionally with an interval for each. `kind` is the
+    CSS class of everything drawn for it; `noisy` values are faint, under a centred moving mean over
+    5 % of them."""
 
     label: str
     kind: str
@@ -228,14 +144,17 @@ def courses(
     unit: str = "",
     log: bool = False,
     bounds: tuple[float, float] | None = None,
+    labelled: bool = False,
 ) -> str:
-    """Values of several runs over their training steps, on one pair of axes; none may be empty.
+    """Values over steps, on one pair of axes; none may be empty.
 
     Args:
       log: logarithmic y axis; values must be positive.
       bounds: bounds of the y axis; those of the values if None.
+      labelled: write each line's label at its end, on a wider chart.
     """
-    left, right, top, bottom = 60, 462, 10, 206
+    width, left, right, top, bottom = 720 if labelled else 480, 60, 462, 10, 206
+    right += 90 * labelled
     values = np.concatenate([course.y for course in drawn])
     low, high = bounds or _apart_from_one_value(float(values.min()), float(values.max()), log)
     scale = np.log10 if log else np.asarray
@@ -243,20 +162,24 @@ def courses(
     x0 = min(float(course.x[0]) for course in drawn)
     x1 = max(x0 + 1, *(float(course.x[-1]) for course in drawn))
 
+    def across(x):
+        return left + (right - left) * (x - x0) / (x1 - x0)
+
+    def down(y):
+        return bottom - (bottom - top) * (scale(np.clip(y, low, high)) - y0) / (y1 - y0)
+
     def path(x, y) -> str:
-        across = left + (right - left) * (x - x0) / (x1 - x0)
-        down = bottom - (bottom - top) * (scale(np.clip(y, low, high)) - y0) / (y1 - y0)
-        return " ".join(f"{u:.1f},{v:.1f}" for u, v in zip(across, down, strict=True))
+        return " ".join(f"{u:.1f},{v:.1f}" for u, v in zip(across(x), down(y), strict=True))
 
     parts = []
     for tick in _log_ticks(low, high) if log else _ticks(low, high, 4):
-        at = float(path(np.array([x0]), np.array([tick])).partition(",")[2])
+        at = float(down(tick))
         parts.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}"/>')
         parts.append(_text(left - 8, at + 4, f"{tick:g}{unit}", "tick", "end"))
     for tick in _ticks(x0, x1, 4):
-        at = left + (right - left) * (tick - x0) / (x1 - x0)
-        parts.append(_text(at, bottom + 20, f"{tick:,g}", "tick", "middle"))
-    said = []
+        if tick == round(tick):
+            parts.append(_text(float(across(tick)), bottom + 20, f"{tick:,g}", "tick", "middle"))
+    said, ends = [], []
     for course in drawn:
         x, y = course.x, course.y
         keep = np.unique(np.linspace(0, len(x) - 1, min(len(x), _POINTS)).astype(int))
@@ -268,37 +191,16 @@ def courses(
             shapes.append(f'<polyline class="raw" points="{path(x[keep], y[keep])}"/>')
         shown = _moving_mean(y, max(1, len(y) // 20), keep) if course.noisy else y[keep]
         shapes.append(f'<polyline class="line" points="{path(x[keep], shown)}"/>')
-        last = path(x[-1:], shown[-1:]).split(",")
-        shapes.append(f'<circle cx="{last[0]}" cy="{last[1]}" r="3"/>')
+        ends.append(float(down(shown[-1])))
+        shapes.append(f'<circle cx="{across(x[-1]):.1f}" cy="{ends[-1]:.1f}" r="3"/>')
         smoothed = ", smoothed" if course.noisy else ""
-        told = f"{course.label}{smoothed}: {shown[-1]:.4g}{unit} at step {x[-1]:g}"
-        said.append(told)
-        parts.append(f'<g class="{course.kind}"><title>{escape(told)}</title>{"".join(shapes)}</g>')
-    return _svg(480, 232, f"{name}. {'; '.join(said)}", parts)
-
-
-def timeline(seconds: Mapping[str, float]) -> str:
-    """Stages one after the other, each a bar from its start to its end."""
-    left, right, row = 178, 610, 28
-    total = sum(seconds.values()) or 1.0
-    height = row * len(seconds) + 24
-    parts = []
-    for tick in _ticks(0, total, 5):
-        x = left + (right - left) * tick / total
-        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{height - 24}"/>')
-        parts.append(_text(x, height - 6, f"{tick:g} s", "tick", "middle"))
-    start = 0.0
-    for i, (stage, spent) in enumerate(seconds.items()):
-        y, x = i * row + row / 2, left + (right - left) * start / total
-        width = max(1.5, (right - left) * spent / total)
-        parts.append(_text(left - 12, y + 5, stage, "label", "end"))
-        parts.append(
-            f'<rect class="main" x="{x:.1f}" y="{y - 7}" width="{width:.1f}" height="14" rx="2"/>'
-        )
-        parts.append(_text(right + 14, y + 5, duration(spent), "value", "start"))
-        start += spent
-    summary = "; ".join(f"{stage}: {duration(spent)}" for stage, spent in seconds.items())
-    return _svg(720, height, f"Time by stage. {summary}", parts)
+        said.append(f"{course.label}{smoothed}: {shown[-1]:.4g}{unit} at step {x[-1]:g}")
+        title = f"<title>{escape(said[-1])}</title>"
+        parts.append(f'<g class="{course.kind}">{title}{"".join(shapes)}</g>')
+    if labelled:
+        for course, at in zip(drawn, _apart(ends, 16), strict=True):
+            parts.append(_text(right + 12, at + 4, course.label, f"label {course.kind}", "start"))
+    return _svg(width, 232, f"{name}. {'; '.join(said)}", parts)
 
 
 def duration(seconds: float) -> str:
@@ -309,28 +211,15 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s"
 
 
-def _rate(rate: Rate, kind: str, left: float, right: float, y: float, thick: float) -> str:
-    return _bar(rate.value, rate.interval, kind, left, right, y, thick)
-
-
-def _bar(
-    value: float,
-    interval: tuple[float, ...] | None,
-    kind: str,
-    left: float,
-    right: float,
-    y: float,
-    thick: float,
-) -> str:
-    """A bar whose length is the fraction `value`, 0..1, of the distance from left to right."""
-    span = right - left
+def _bar(bar: Bar, left: float, scale: float, y: float, thick: float) -> str:
+    """A bar from `left` on, and its whiskers; `scale` is in pixels per unit of the value."""
     drawn = (
-        f'<rect class="{kind}" x="{left}" y="{y - thick / 2:g}" '
-        f'width="{max(1.5, span * value):.1f}" height="{thick}" rx="2"/>'
+        f'<rect class="{bar.kind}" x="{left:.1f}" y="{y - thick / 2:g}" '
+        f'width="{max(1.5, scale * bar.value):.1f}" height="{thick}" rx="2"/>'
     )
-    if interval is None:
+    if bar.interval is None:
         return drawn
-    a, b, cap = left + span * interval[0], left + span * interval[1], thick / 3
+    a, b, cap = left + scale * bar.interval[0], left + scale * bar.interval[1], thick / 3
     return (
         f'{drawn}<path class="whisker" d="M{a:.1f} {y:g}H{b:.1f}'
         f'M{a:.1f} {y - cap:.1f}v{2 * cap:.1f}M{b:.1f} {y - cap:.1f}v{2 * cap:.1f}"/>'

@@ -5,7 +5,6 @@ the pictures that it depends on.
 Like the report of an evaluation in simulation, it is one file without scripts and needs no network.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -15,9 +14,10 @@ import numpy as np
 from jaxtyping import Bool, Float, Int64, UInt8
 from PIL import Image
 
+from models.files.page import jpeg, listed, page, section, table
 from sim.open_loop import AGAIN, BLIND, HOLD, MEAN, POLICY, STILL, TOLD, OpenLoop
-from sim.report import charts, tables
-from sim.report.page import Encode, jpeg, page, section, video
+from sim.report import charts
+from sim.report.page import STYLE, Encode, chart, repetition, video
 
 _BASELINES = (HOLD, MEAN)
 _ABOUT = {
@@ -86,9 +86,9 @@ def render_open_loop(report: OpenLoopReport) -> str:
         section("What the policy reacts to", _reactions(result)),
         section("Worst episodes", _shown(report)),
         section("All episodes", _by_episode(result)),
-        section("To repeat this", _details(report)),
+        section("To repeat this", repetition(report.versions, report.config)),
     ]
-    return page(report.title, body)
+    return page(report.title, body, STYLE)
 
 
 def overlaid(
@@ -122,7 +122,7 @@ def _header(report: OpenLoopReport) -> str:
         f"<span>{share}. {len(result.recorded.frame)} observations of "
         f"{len(result.recorded.episodes)} episodes: {escape(report.choice)}. A chunk covers "
         f"{result.horizon_seconds:.3g} s.</span></p>\n"
-        f'<ul class="facts">{"".join(f"<li>{fact}</li>" for fact in facts)}</ul>\n</header>\n'
+        f"{listed('facts', facts)}</header>\n"
     )
 
 
@@ -134,14 +134,14 @@ def _findings(result: OpenLoop) -> str:
             '<p class="note">That does not prove that it acts well: errors add up in closed loop, '
             "where it sees states that no demonstration shows.</p>"
         )
-    return f'<ul class="findings">{"".join(f"<li>{escape(s)}</li>" for s in said)}</ul>'
+    return listed("findings", [escape(sentence) for sentence in said])
 
 
 def _errors(result: OpenLoop) -> str:
     bars, rows = [], []
     for name, e in result.errors.items():
         kind = {POLICY: "main", **dict.fromkeys(_BASELINES, "plain")}.get(name, "control")
-        bars.append(charts.Amount(name, e.mean, kind, e.interval))
+        bars.append(_bar(name, kind, e.mean, e.interval))
         about = _ABOUT.get(name, "that camera’s image black")
         rows.append(
             [
@@ -152,27 +152,29 @@ def _errors(result: OpenLoop) -> str:
                 f"{e.by_step[-1]:.3g}",
             ]
         )
-    return (
-        f'<figure class="chart">{charts.amounts(bars, "Errors.")}<figcaption>Mean absolute '
-        "difference from the recorded actions, as a share of the policy’s scale in each dimension; "
-        "whiskers are 95 % intervals over episodes.</figcaption></figure>\n"
-        + tables.table(
-            "Error by condition", ["Chunks", "Error", "95 % CI", "First step", "Last step"], rows
-        )
+    drawn = _bars(
+        bars,
+        "Errors",
+        "Mean absolute difference from the recorded actions, as a share of the policy’s scale in "
+        "each dimension; whiskers are 95 % intervals over episodes.",
     )
+    heads = ["Chunks", "Error", "95 % CI", "First step", "Last step"]
+    return drawn + table(heads, rows, "Error by condition")
 
 
 def _by_step(result: OpenLoop) -> str:
     kinds = {POLICY: "main", HOLD: "plain", MEAN: "plain", BLIND: "control"}
+    errors = {name: np.array(e.by_step, np.float64) for name, e in result.errors.items()}
     drawn = [
-        charts.Series(name, result.errors[name].by_step, kind)
+        charts.Course(name, kind, np.arange(float(len(errors[name]))), errors[name])
         for name, kind in kinds.items()
-        if name in result.errors
+        if name in errors
     ]
-    return (
-        f'<figure class="chart">{charts.lines(drawn, "Error by step.")}<figcaption>Error by step '
-        f"of the chunk, scaled; the last step is {result.horizon_seconds:.3g} s after the first."
-        "</figcaption></figure>"
+    most = max(float(course.y.max()) for course in drawn) or 1.0
+    return chart(
+        charts.courses(drawn, name="Error by step", bounds=(0, most), labelled=True),
+        "Error by step of the chunk, scaled; the last step is "
+        f"{result.horizon_seconds:.3g} s after the first.",
     )
 
 
@@ -200,18 +202,19 @@ def _by_dim(result: OpenLoop) -> str:
         "action. Correlation and spread (standard deviation of the predicted actions, divided by "
         "that of the recorded ones) reveal wrong signs and units.</p>"
     )
-    return tables.table("Error by dimension", [*heads, "Correlation", "Spread"], rows) + note
+    return table([*heads, "Correlation", "Spread"], rows, "Error by dimension") + note
 
 
 def _reactions(result: OpenLoop) -> str:
-    bars = [charts.Amount(name, value, "control") for name, value in result.changes.items()]
+    bars = [_bar(name, "control", value) for name, value in result.changes.items()]
     if not bars:
         return ""
-    return (
-        f'<figure class="chart">{charts.amounts(bars, "Changes.")}<figcaption>Mean change of the '
-        "policy’s chunks, scaled, when one thing about each observation is changed and the noise "
-        f"stays the same; its chunks spread by <b>{result.spread:.3g}</b> over these observations. "
-        "If a change has no effect, the policy does not use that input.</figcaption></figure>"
+    return _bars(
+        bars,
+        "Changes",
+        "Mean change of the policy’s chunks, scaled, when one thing about each observation is "
+        f"changed and the noise stays the same; its chunks spread by <b>{result.spread:.3g}</b> "
+        "over these observations. If a change has no effect, the policy does not use that input.",
     )
 
 
@@ -280,17 +283,20 @@ def _by_episode(result: OpenLoop) -> str:
         for e in result.worst
     ]
     heads = ["Episode", "Prompt", "Observations", "Error", "Repeat last action"]
-    drawn = tables.table("Error by episode, worst first", heads, rows)
+    drawn = table(heads, rows, "Error by episode, worst first")
     return f"<details><summary>{len(rows)} episodes</summary>{drawn}</details>"
 
 
-def _details(report: OpenLoopReport) -> str:
-    versions = [[escape(str(k)), escape(str(v))] for k, v in report.versions.items()]
-    config = json.dumps(report.config, indent=2, ensure_ascii=False, default=str)
-    return (
-        tables.table("Versions and hardware", ["What", "Which"], versions)
-        + f"<details><summary>Configuration</summary><pre>{escape(config)}</pre></details>\n"
-    )
+def _bar(
+    name: str, kind: str, value: float, interval: tuple[float, float] | None = None
+) -> charts.Bar:
+    between = "" if interval is None else f"{interval[0]:.3g}–{interval[1]:.3g}"
+    return charts.Bar(name, kind, value, f"{value:.3g}", interval, between)
+
+
+def _bars(bars: Sequence[charts.Bar], name: str, caption: str) -> str:
+    most = max(bar.value if bar.interval is None else bar.interval[1] for bar in bars)
+    return chart(charts.bars(bars, name=name, most=most), caption)
 
 
 def _number(value: float | None) -> str:

@@ -6,7 +6,6 @@ years. It follows the reader's light or dark theme. All text from users (prompts
 configuration) is escaped.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,9 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from models.files.page import listed, page, section, table
+from models.files.whole_text import write_whole
 from sim.clips import Clip
 from sim.report import charts, tables
-from sim.report.page import Encode, page, section, video, write_page
+from sim.report.page import STYLE, Encode, chart, repetition, video
 from sim.results import Episode, Evaluation, Perturbed
 from sim.statistics import Paired
 
@@ -58,7 +59,7 @@ def write_report(path: str | Path, report: Report) -> None:
     Raises:
       ValueError: the report holds no evaluation.
     """
-    write_page(path, render(report))
+    write_whole(Path(path), render(report))
 
 
 def render(report: Report) -> str:
@@ -82,7 +83,7 @@ def render(report: Report) -> str:
         section("Time", _time(report.seconds)),
         section("To repeat this", _details(name, main, report)),
     ]
-    return page(report.title, body)
+    return page(report.title, body, STYLE)
 
 
 def _header(report: Report, main: Evaluation) -> str:
@@ -92,14 +93,14 @@ def _header(report: Report, main: Evaluation) -> str:
         if tables.redirected(other):
             named = tables.percent(other.named.value) if other.named else "not measured"
             text += f", named goal instead <b>{named}</b>"
-        facts.append(f"<li>{text}</li>")
+        facts.append(text)
     return (
         f'<header>\n<p class="eyebrow">Chiliad · task {escape(report.task)}</p>\n'
         f"<h1>{escape(report.title)}</h1>\n"
         f'<p class="headline"><strong>{tables.percent(main.success.value)}</strong> success'
         f"<span>{main.success.successes} of {main.success.trials} episodes, 95 % confidence "
         f"interval {main.success.interval_text}</span></p>\n"
-        f'<ul class="facts">{"".join(facts)}</ul>\n</header>\n'
+        f"{listed('facts', facts)}</header>\n"
     )
 
 
@@ -155,7 +156,8 @@ def _training(metrics: Sequence[Mapping[str, float]]) -> str:
         lost = len(losses) - len(usable)
         caption = f"<b>Loss</b> by step, logarithmic; {loss[0]:.3g} at first, {tail:.3g} at last"
         caption += f"; left out: {lost} not finite or not positive." if lost else "."
-        figures.append((charts.curve(step, loss, name="Loss", log=True), caption))
+        loss_of = charts.Course("this run", "main", step, loss, noisy=True)
+        figures.append(chart(charts.courses([loss_of], name="Loss", log=True), caption))
     waits = [
         (row["step"], row["data_wait"], row["step_seconds"])
         for row in metrics
@@ -169,13 +171,10 @@ def _training(metrics: Sequence[Mapping[str, float]]) -> str:
             f"{100 * wait.sum() / whole.sum():.1f} % of all training time, "
             f"median step {1000 * np.median(whole):.0f} ms."
         )
-        chart = charts.curve(step, share, name="Data wait", unit=" %", bounds=(0, 100))
-        figures.append((chart, caption))
-    drawn = "".join(
-        f'<figure class="chart">{chart}<figcaption>{caption}</figcaption></figure>\n'
-        for chart, caption in figures
-    )
-    return f'<div class="pair">{drawn}</div>\n' if drawn else ""
+        wait_of = charts.Course("this run", "main", step, share, noisy=True)
+        drawn = charts.courses([wait_of], name="Data wait", unit=" %", bounds=(0, 100))
+        figures.append(chart(drawn, caption))
+    return f'<div class="pair">{"".join(figures)}</div>\n' if figures else ""
 
 
 def _fill(fill: Mapping[str, float]) -> str:
@@ -188,24 +187,19 @@ def _fill(fill: Mapping[str, float]) -> str:
         ]
         for budget, share in fill.items()
     ]
-    return tables.table("Packing: places that held data", ["Budget", "Filled", ""], rows)
+    return table(["Budget", "Filled", ""], rows, "Packing: places that held data")
 
 
 def _time(seconds: Mapping[str, float]) -> str:
     if not seconds:
         return ""
-    return (
-        f'<figure class="chart">{charts.timeline(seconds)}<figcaption>Wall time by stage, '
-        f"{charts.duration(sum(seconds.values()))} in all.</figcaption></figure>"
-    )
+    total = charts.duration(sum(seconds.values()))
+    return chart(charts.timeline(seconds), f"Wall time by stage, {total} in all.")
 
 
 def _details(name: str, main: Evaluation, report: Report) -> str:
-    versions = [[escape(str(k)), escape(str(v))] for k, v in report.versions.items()]
-    config = json.dumps(report.config, indent=2, ensure_ascii=False, default=str)
     return (
-        tables.table("Versions and hardware", ["What", "Which"], versions)
-        + f"<details><summary>Configuration</summary><pre>{escape(config)}</pre></details>\n"
+        repetition(report.versions, report.config)
         + f"<details><summary>All {len(main.episodes)} episodes, {escape(name)}</summary>"
         + f"{tables.episodes(main)}</details>"
     )

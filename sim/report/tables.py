@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from statistics import median
 
+from models.files.page import table
 from sim.report import charts
+from sim.report.page import chart
 from sim.results import Evaluation, Perturbed
 from sim.statistics import Paired, Rate
 
@@ -33,11 +35,11 @@ def success(evaluations: Mapping[str, Evaluation]) -> str:
     for i, (name, e) in enumerate(evaluations.items()):
         kind = "main" if i == 0 else "plain"
         if redirected(e):
-            bars.append(charts.Bar(f"{name}: original goal", e.success, kind))
+            bars.append(charts.rate_bar(f"{name}: original goal", e.success, kind))
             if e.named:
-                bars.append(charts.Bar(f"{name}: named goal", e.named, "control"))
+                bars.append(charts.rate_bar(f"{name}: named goal", e.named, "control"))
         else:
-            bars.append(charts.Bar(name, e.success, kind))
+            bars.append(charts.rate_bar(name, e.success, kind))
         about = f"<small>{escape(_ABOUT[name])}</small>" if name in _ABOUT else ""
         rows.append(
             [
@@ -54,9 +56,10 @@ def success(evaluations: Mapping[str, Evaluation]) -> str:
     heads = ["Policy", "Episodes", "Success", "95 % CI", "Named goal", "Median steps"]
     heads += ["Roughness", "Call p50 / p99, ms"]
     return (
-        f'<figure class="chart">{charts.rates(bars)}<figcaption>Share of episodes that reached '
-        "their goal; whiskers are 95 % Wilson intervals.</figcaption></figure>\n"
-        + table("All conditions", heads, rows)
+        _rates(
+            bars, "Share of episodes that reached their goal; whiskers are 95 % Wilson intervals."
+        )
+        + table(heads, rows, "All conditions")
         + '<p class="note">Roughness is the mean absolute second difference of the executed '
         "actions. A call computes a chunk for every episode that waits; the first call, which "
         "compiles, is left out.</p>"
@@ -93,7 +96,7 @@ def compared(name: str, comparisons: Mapping[str, Paired]) -> str:
     ]
     heads = ["Policies", "Same starts", *_DIFFERENCE]
     note = f'<p class="note">{_PAIRS}</p>'
-    return table("Success on the same starts", heads, rows) + note if rows else ""
+    return table(heads, rows, "Success on the same starts") + note if rows else ""
 
 
 def robustness(
@@ -105,11 +108,11 @@ def robustness(
     told = "".join(f'<p class="note">{escape(note)}</p>\n' for note in notes)
     if not perturbed:
         return told
-    bars = [charts.Bar("unchanged", main.success, "main")]
+    bars = [charts.rate_bar("unchanged", main.success, "main")]
     rows = [["unchanged", *_rate(main.success), "", "", "", "", ""]]
     wordings = ""
     for change, p in perturbed.items():
-        bars.append(charts.Bar(change, p.evaluation.success, "plain"))
+        bars.append(charts.rate_bar(change, p.evaluation.success, "plain"))
         rows.append(
             [
                 f"{escape(change)}<small>{escape(p.about)}</small>",
@@ -121,10 +124,12 @@ def robustness(
             wordings += by_prompt(change, p.evaluation)
     heads = ["Change", "Episodes", "Success", "95 % CI", *_DIFFERENCE]
     return (
-        f'<figure class="chart">{charts.rates(bars)}<figcaption>Share of episodes in which '
-        f"“{escape(name)}” reached the goal under each change; whiskers are 95 % Wilson "
-        "intervals.</figcaption></figure>\n"
-        + table("Success under changes, and its difference from unchanged", heads, rows)
+        _rates(
+            bars,
+            f"Share of episodes in which “{escape(name)}” reached the goal under each change; "
+            "whiskers are 95 % Wilson intervals.",
+        )
+        + table(heads, rows, "Success under changes, and its difference from unchanged")
         + '<p class="note">Pairs are episodes of the same task and seed. '
         + f"{_PAIRS}</p>\n{told}{wordings}"
     )
@@ -149,7 +154,7 @@ def by_task(evaluations: Mapping[str, Evaluation]) -> str:
         for task in tasks
     ]
     note = '<p class="note">Below each rate: episodes, 95 % interval, mean steps.</p>'
-    return table("Success by task", ["Task", *map(escape, parts)], rows) + note
+    return table(["Task", *map(escape, parts)], rows, "Success by task") + note
 
 
 def by_goal(evaluations: Mapping[str, Evaluation]) -> str:
@@ -160,7 +165,7 @@ def by_goal(evaluations: Mapping[str, Evaluation]) -> str:
         [escape(goal), *(_cell(part[goal]) if goal in part else "" for part in parts.values())]
         for goal in goals
     ]
-    return table("Success by the episode's own goal", ["Goal", *map(escape, parts)], rows)
+    return table(["Goal", *map(escape, parts)], rows, "Success by the episode's own goal")
 
 
 def by_prompt(name: str, main: Evaluation) -> str:
@@ -170,7 +175,7 @@ def by_prompt(name: str, main: Evaluation) -> str:
         for prompt, rate in main.by_prompt.items()
     ]
     heads = ["Prompt", "Episodes", "Success", "95 % CI", ""]
-    return table(f"Success by wording, {name}", heads, rows)
+    return table(heads, rows, f"Success by wording, {name}")
 
 
 def episodes(evaluation: Evaluation) -> str:
@@ -188,22 +193,7 @@ def episodes(evaluation: Evaluation) -> str:
         for e in evaluation.episodes
     ]
     heads = ["Task", "Seed", "Goal", "Prompt", "Outcome", "Steps", "Return"]
-    return table("Every episode once", heads, rows)
-
-
-def table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """`heads` and cells are HTML, the caption is text; the first cell of a row is its head."""
-    if not rows:
-        return ""
-    top = "".join(f'<th scope="col">{h}</th>' if h else "<td></td>" for h in heads)
-    body = "".join(
-        f'<tr><th scope="row">{row[0]}</th>{"".join(f"<td>{cell}</td>" for cell in row[1:])}</tr>\n'
-        for row in rows
-    )
-    return (
-        f'<div class="scroll"><table><caption>{escape(caption)}</caption>'
-        f"<thead><tr>{top}</tr></thead>\n<tbody>{body}</tbody></table></div>\n"
-    )
+    return table(heads, rows, "Every episode once")
 
 
 def redirected(evaluation: Evaluation) -> bool:
@@ -214,6 +204,10 @@ def redirected(evaluation: Evaluation) -> bool:
 def percent(share: float) -> str:
     """Percentage, with a non-breaking space."""
     return f"{100 * share:.1f}\u00a0%"
+
+
+def _rates(bars: Sequence[charts.Bar], caption: str) -> str:
+    return chart(charts.bars(bars, name="Success rates", most=100, unit=" %"), caption)
 
 
 def _named(evaluation: Evaluation) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from chiliad_client import Backoff, Connection, ControlLoop, LoopSettings, SafetyLimits
-from models import Pi, Policy, Processor
+from models import Pi, Policy
 from models.inputs.embodiment import Embodiment, Normalizer
 from models.policy import _committed
 from sim.environments import arm_control
@@ -19,6 +19,7 @@ from sim.environments.arm import Arm
 from sim.environments.arm_model import HOME, LIMITS, SPEEDS
 from tests.helpers.client.bad_network import bad_network
 from tests.helpers.client.log import CommandLog
+from tests.helpers.models.processors import word_processor
 from tests.helpers.tools.served import Running
 from tools.recipes.presets import TINY
 from tools.serving.engine import Engine
@@ -90,7 +91,10 @@ def policy():
     shape = (config.image_size, config.state_dim, config.action_dim, config.horizon)
     words = tuple(PROMPT.split())
     return TowardsGoal(
-        Pi(config), None, Processor(*shape, "token", words, (ROBOT,), text_limit=32), sizes=(1,)
+        Pi(config),
+        None,
+        word_processor(*shape, "token", words, (ROBOT,), text_limit=32),
+        sizes=(1,),
     )
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from models.augment import AugmentConfig, Augmented, augment, augment_image
+from models.families.pi.model import Pi
 from models.inputs.packed_batch import Sample, pack
-from models.pi.model import Pi
 from tests.helpers.models.pi_samples import CONFIG, KEY
 from tests.helpers.models.pi_samples import samples as of_pi
 

@@ -11,9 +11,9 @@ from jax.sharding import Mesh
 from safetensors.numpy import load_file, save_file
 
 from models import load_policy
-from models.checkpoints.released import CAMERAS
+from models.families.pi import lerobot, openpi
+from models.families.pi.released import CAMERAS
 from models.load import like_model
-from models.pi import lerobot, openpi
 from tests.helpers.models.openpi_numbers import FIXTURES as OPENPI
 from tests.helpers.models.openpi_numbers import TOLD, close, observation
 from tests.helpers.models.tiny_policy import GROOT

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from models import load_policy
-from models.checkpoints.released import RELEASED
+from models.families.pi.released import RELEASED
 from tests.helpers.models.released_cases import (
     RELEASED_CASES,
     answers,

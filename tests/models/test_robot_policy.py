@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from models import Embodiment, Normalizer
+from models.inputs.camera_names import with_names
 from models.inputs.packed_batch import pack
-from models.pi.conventions import with_names
+from models.inputs.pictures import Antialiased, StretchedMiddle
+from models.inputs.prompts import TemplatePrompt, template
 from models.robot_policy import RobotPolicy, processor_of
 from sim.environments.device_slots import spec_of
 from sim.protocol import Observation
-from tests.helpers.models.tiny_policy import ARM, KEYS, PROMPTS, tiny_policy
+from tests.helpers.models.tiny_policy import ARM, KEYS, PROCESSOR, PROMPTS, tiny_policy
 from tests.helpers.rl.point import Point
 
 SPEC = spec_of(Point(), (8, 8))
@@ -164,7 +166,18 @@ def test_another_robots_policy_is_refused_with_what_both_have_and_a_remedy(chang
 
 
 @pytest.mark.parametrize(
-    ("changed", "says"), [({"image_size": 16}, "image_size=16"), ({"state_input": "text"}, "text")]
+    ("changed", "says"),
+    [
+        ({"pictures": Antialiased(16)}, "image_size=16"),
+        (
+            {
+                "state_input": "text",
+                "prompts": TemplatePrompt(PROCESSOR.tokenizer, template=template("text")),
+            },
+            "text",
+        ),
+        ({"pictures": StretchedMiddle(8)}, "only the middle"),
+    ],
 )
 def test_what_a_device_cannot_prepare_is_refused_there_alone(changed, says):
     robot = _at_robot(**changed)

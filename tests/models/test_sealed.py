@@ -43,15 +43,24 @@ NONSENSE = [
     ("assets.processor.embodiments", put, r"missing fields \['embodiments'\]"),
     ("assets.processor.action_dim", 1, "2 action dims, but the model takes up to 3 and 1"),
     ("assets.processor.state_dim", 1, "3 state and 2 action dims"),
-    ("assets.processor.text_limit", 0, "text_limit is 0; expected"),
-    ("assets.processor.words", ["a"] * 100, r"ids up to 357, but model.vocabulary is 320"),
+    ("assets.processor.prompts.limit", 0, "text_limit is 0; expected"),
+    (
+        "assets.processor.prompts.tokenizer.words",
+        ["a"] * 100,
+        r"ids up to 357, but model.vocabulary is 320",
+    ),
     ("assets.processor.state_input", "suffix", "state_input is 'suffix' but model.state_input is"),
     ("assets.processor.horizon", 5, "processor.horizon is 5 but model.horizon is 6"),
-    ("assets.processor.image_size", 16, "processor.image_size is 16 but model.image_size is 8"),
+    ("assets.processor.pictures.size", 16, "processor.image_size is 16 but model.image_size is 8"),
     *(
         (f"{where}.{name}", value, f"{name} is {value}; expected a whole number")
         for where in ("assets.processor", "config.model")
-        for name in ("horizon", "action_dim", "state_dim", "image_size")
+        for name in ("horizon", "action_dim", "state_dim")
+        for value in (0, -1, BILLION)
+    ),
+    *(
+        (where, value, f"image_size is {value}; expected a whole number")
+        for where in ("assets.processor.pictures.size", "config.model.image_size")
         for value in (0, -1, BILLION)
     ),
     *(

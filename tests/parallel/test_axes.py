@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from models.attention.target import compiling_for
-from models.groot.model import SHARDING_RULES as GROOT_RULES
+from models.families.groot.model import SHARDING_RULES as GROOT_RULES
+from models.families.pi.model import SHARDING_RULES as PI_RULES
 from models.layers.float8 import block_scaled
 from models.layers.float8.kernel import block_product
 from models.layers.layers import Lora
-from models.pi.model import SHARDING_RULES as PI_RULES
 from models.sharding import shardings
 from parallel.hosts.distributed import row_share
 from parallel.mesh import AXES, MeshConfig, make_mesh

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 
 from models import Pi
 from models.config import from_json, to_json
-from models.pi.model import SHARDING_RULES
+from models.families.pi.model import SHARDING_RULES
 from parallel.hosts.distributed import put_batch
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.moments import Float8, decode

@@ -11,13 +11,13 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from models.checkpoints import own
+from models.families.pi import lora
+from models.families.pi.model import SHARDING_RULES, Pi
 from models.layers.adapters import in_f32
 from models.layers.functional import fill, only
 from models.layers.quantized import Kind, is_quantized
 from models.load import like_model
 from models.model import KeptModel
-from models.pi import lora
-from models.pi.model import SHARDING_RULES, Pi
 from parallel import checkpoint
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.optimizer import select

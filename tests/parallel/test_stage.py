@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec, use_abstract_mesh
 
-from models.groot.model import SHARDING_RULES, Groot, GrootConfig
+from models.families.groot.model import SHARDING_RULES, Groot, GrootConfig
 from models.inputs.packed_batch import Sample, pack
 from models.layers.dit import TransformerConfig
 from models.layers.fp8 import is_history

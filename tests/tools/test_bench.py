@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from models import Pi
-from tools.bench.data.packing import mixture, packed, padded
+from tools.bench.data.packing import compared, mixture, packed, padded
 from tools.recipes.presets import TINY
 
 
@@ -26,3 +26,14 @@ def test_both_forms_have_the_same_loss():
     (a, n), (b, m) = loss(packed(samples)), loss(padded(samples))
     np.testing.assert_allclose(a, b, rtol=1e-5)
     assert n == m
+
+
+@pytest.mark.slow
+def test_of_places_saved_is_the_ratio_of_times_over_that_of_places():
+    samples = mixture(32)
+    made = {"packed": packed(samples), "padded": padded(samples)}
+    found = compared(TINY.model, TINY.optimizer, made, 1)
+    places = found["places"]["padded"] / found["places"]["packed"]
+    assert places > 1.2
+    assert found["of_places_saved"] == pytest.approx(found["ratio"] / places)
+    assert found["ratio"] == pytest.approx(found["seconds"]["padded"] / found["seconds"]["packed"])

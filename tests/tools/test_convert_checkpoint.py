@@ -10,14 +10,15 @@ import pytest
 import tyro
 from flax.traverse_util import flatten_dict
 
-from models import Pi, Policy, Processor, load_policy
+from models import Pi, Policy, load_policy
 from models.checkpoints.layout import exported
+from models.families.pi import lora, openpi
+from models.families.pi.fast.model import Pi0FastConfig
+from models.families.pi.lerobot import open_lerobot
+from models.inputs.tokenizer import Tokenizer
 from models.layers.fp8 import HISTORY_LEAF
 from models.layers.layers import Lora
 from models.load import begin_from, inspect_params, like_model, load_params
-from models.pi import lora, openpi
-from models.pi.fast.model import Pi0FastConfig
-from models.pi.lerobot import open_lerobot
 from tests.helpers.models.openpi_numbers import FIXTURES, TOLD, observation
 from tests.helpers.models.released_cases import RELEASED_CASES, answers, read_case
 from tests.helpers.models.tiny_policy import ARM, CONFIG, PROCESSOR
@@ -185,9 +186,7 @@ def test_the_robot_that_is_chosen_acts_from_what_is_written(tmp_path):
 
 def test_a_robot_is_not_put_first_where_the_model_knows_it_by_its_place(tmp_path):
     model = GROOT_TINY.model.build()
-    processor = Processor(
-        **GROOT_TINY.model.preparation, words=("go",), embodiments=(ARM, replace(ARM, name="B"))
-    )
+    processor = GROOT_TINY.model.processor((ARM, replace(ARM, name="B")), Tokenizer(("go",)))
     with pytest.raises(ValueError, match="tell robots apart by their order, so 'B' cannot be put"):
         convert_checkpoint.convert(Policy(model, {}, processor, 1), tmp_path / "own", "chiliad")
 
@@ -211,7 +210,8 @@ def test_a_model_that_reads_the_state_as_no_other_codes_is_not_written_for_it(
     to, time, state_input, tmp_path
 ):
     policy = drawn(replace(CONFIG, time=time, state_input=state_input))
-    policy = replace(policy, processor=replace(PROCESSOR, state_input=state_input))
+    processor = policy.model.config.processor(PROCESSOR.embodiments, PROCESSOR.tokenizer)
+    policy = replace(policy, processor=processor)
     with pytest.raises(ValueError, match=f"has '{time}' and '{state_input}', so it would act"):
         convert_checkpoint.convert(policy, tmp_path / "theirs", to)
     assert not (tmp_path / "theirs").exists()

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from models import Embodiment, Normalizer, Pi, Processor
+from models import Embodiment, Normalizer, Pi
 from models.config import to_json
 from parallel.checkpoint import CheckpointWriter
 from sim.environments.tabletop import Tabletop
 from sim.journal import Journal
 from sim.processes.interpreters import interpreter
+from tests.helpers.models.processors import word_processor
 from tools import evaluate as command
 from tools.evaluate import EvaluateConfig
 from tools.recipes.policy import PolicyOptions
@@ -30,6 +31,7 @@ from dataclasses import replace
 from functools import partial
 from sim.environments.device_slots import DeviceSlots
 from sim.suite import Suite
+from tests.helpers.models.processors import word_processor
 from tests.helpers.sim.point_world import PointWorld, Shuffled, expert
 
 class Others(PointWorld):
@@ -112,7 +114,7 @@ def checkpoint(tmp_path_factory):
             Normalizer((0.25,) * dims[1], (0.4,) * dims[1]),
         )
         words = ("go", "to", "the", "disc", "reach", "red", "green", "blue")
-        processor = Processor(
+        processor = word_processor(
             image_size=size,
             state_dim=config.state_dim,
             action_dim=config.action_dim,

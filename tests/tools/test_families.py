@@ -16,6 +16,7 @@ from models import Pi, Policy, load_policy
 from models.checkpoints import own
 from models.config import from_json
 from models.files.own_file import run_file
+from models.formats import writers
 from models.model import _FAMILIES, ModelConfig
 from parallel.monitor.metrics import read_metrics
 from rl.checks import check_policy
@@ -274,7 +275,7 @@ def test_a_policy_is_converted_to_formats_of_its_family_alone(
     again, first = load_policy(tmp_path / "own"), load_policy(trained)
     jax.tree.map(np.testing.assert_array_equal, again.params, first.params)
     assert again.model == first.model
-    other = next(x for x in ("lerobot", "openpi") if x not in first.model.config.exports)
+    other = next(x for x in ("lerobot", "openpi") if x not in writers(family.name))
     with pytest.raises(SystemExit, match=f"'{other}' cannot hold .* family '{family.name}'"):
         command(
             *(convert_checkpoint.main, trained, tmp_path / "other", "--to", other, *options),

@@ -11,10 +11,11 @@ import jax
 import pytest
 
 from data import open_dataset
-from models import Embodiment, Normalizer, Pi, Processor, load_policy
+from models import Embodiment, Normalizer, Pi, load_policy
 from models.checkpoints import digests
 from models.config import to_json
 from parallel.checkpoint import CheckpointWriter
+from tests.helpers.models.processors import word_processor
 from tests.helpers.tools.small_run import MODEL
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +70,7 @@ def test_few_files_can_run_what_they_read():
 def checkpoint(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     scale = Normalizer((0.0,) * 2, (1.0,) * 2)
-    processor = Processor(
+    processor = word_processor(
         image_size=16,
         state_dim=8,
         action_dim=8,

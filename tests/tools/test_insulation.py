@@ -93,7 +93,7 @@ def test_two_devices_give_the_losses_of_one(finished, dataset, tmp_path):
 
 def test_a_policy_says_a_subtask_and_does_it(finished):
     policy = load_policy(finished, steps=2)
-    assert policy.processor.fast is not None
+    assert policy.processor.targets.fast is not None
     seen = {
         "image": {"observation.images.front": np.zeros((2, 16, 16, 3), np.uint8)},
         "state": np.zeros((2, 3), np.float32),
@@ -118,12 +118,12 @@ def test_a_tokenizer_of_tools_data_is_the_one_that_a_run_takes(dataset, finished
     fast_command(str(dataset), folder, preset=f"{preset}:MINE", vocabulary=120)
     assert "numbers to a token" in capsys.readouterr().out
     fast = Fast.load(folder)
-    own = load_policy(finished).processor.fast
+    own = load_policy(finished).processor.targets.fast
     assert (fast.scale, fast.lowest) == (own.scale, own.lowest)
     assert fast.size < own.size
     out = tmp_path / "run"
     train.run(train.Paths(str(dataset), out, fast=folder), INSULATED, QUIET)
-    assert load_policy(out).processor.fast == fast
+    assert load_policy(out).processor.targets.fast == fast
     shutil.rmtree(out / "checkpoints" / "4")
     with pytest.raises(ValueError, match="give the --fast that it began with"):
         train.run(train.Paths(str(dataset), out, resume=True), INSULATED, QUIET)

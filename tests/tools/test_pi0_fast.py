@@ -103,7 +103,7 @@ def test_openpis_policy_is_written_for_openpi_and_comes_back(tmp_path):
     again = load_policy(tmp_path / "openpi", **told, fast=tmp_path / "openpi" / "fast")
     jax.tree.map(np.testing.assert_array_equal, again.params, first.params)
     assert again.model.config == first.model.config
-    assert again.processor.fast == first.processor.fast
+    assert again.processor.targets.fast == first.processor.targets.fast
     for name, scale in scales.items():
         found = getattr(again.processor.embodiments[0], name)
         np.testing.assert_allclose(found.offset, scale.offset, atol=1e-6)
@@ -136,7 +136,7 @@ def test_another_fast_tokenizer_than_the_policys_is_refused(finished, dataset, t
     paths = train.Paths(str(dataset), tmp_path / "run", init=finished, fast=other)
     with pytest.raises(ValueError, match="not the FAST tokenizer that the policy of --init"):
         train.run(paths, FAST, QUIET)
-    own = load_policy(finished).processor.fast
+    own = load_policy(finished).processor.targets.fast
     own.save(tmp_path / "own", 4, 2)
-    assert load_policy(finished, fast=tmp_path / "own").processor.fast == own
+    assert load_policy(finished, fast=tmp_path / "own").processor.targets.fast == own
     assert Fast.load(other) != own

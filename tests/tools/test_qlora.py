@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from models import load_policy
-from models.groot import lora as groot_lora
+from models.families.groot import lora as groot_lora
 from models.layers.layers import Lora
 from models.layers.quantized import dequantize, quantize
 from models.load import begin_from, like_model

@@ -3,10 +3,11 @@
 import pytest
 from rich.console import Console
 
+from models.load import trained_preparation
 from rl.config import RlConfig
 from tests.helpers.models.sealed_files import put, saved, sealed
 from tools import convert_checkpoint, evaluate, rl, serve
-from tools.recipes import training
+from tools.recipes.presets import TINY
 
 __all__ = ["saved"]
 QUIET = Console(quiet=True)
@@ -17,9 +18,7 @@ COMMANDS = {
         evaluate.EvaluateConfig(path, suite="tabletop-lift", out=out / "run"), QUIET
     ),
     "convert": lambda path, out: convert_checkpoint.main(path, out / "run", "openpi"),
-    "train --init": lambda path, out: training._text(
-        training.Paths("data", out / "run", init=path)
-    ),
+    "train --init": lambda path, out: trained_preparation(path, TINY.model),
 }
 
 

@@ -76,7 +76,7 @@ BENCHES = (
     CpuBench("explain", 5, "steps of π0.5 and GR00T compiled for H100s, predicted"),
     CpuBench("predict", 5, "predicted and measured training steps"),
     CpuBench("ladder", 7, "training from the recipe's starting point to ours, step by step"),
-    CpuBench("rl", 18, "the levels of asynchronous RL"),
+    CpuBench("rl", 8, "the levels of asynchronous RL"),
     CpuBench("act", 10, "latency of acting, compared with openpi's", "openpi"),
     CpuBench("pi05", 5, "π0.5 compared with openpi", "openpi"),
     CpuBench("bucket", 3, "a frame store read from a bucket by several readers"),
@@ -92,7 +92,7 @@ BENCHES = (
         of=("serve", "--width", "real"),
     ),
     CpuBench(
-        "packing_real", 20, "training steps packed and padded, released widths",
+        "packing_real", 4, "training steps packed and padded, released widths",
         of=("packing", "--width", "real"),
     ),
     CpuBench("qlora", 60, "bytes of steps compiled for an H100"),

@@ -86,32 +86,25 @@ class _Finder(MetaPathFinder, Loader):
         left_out = name.partition(".")[0] in LEFT_OUT
         return ModuleSpec(name, self, is_package=True) if left_out else None
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return _Module(spec.name)
+    def create_module(self, spec: ModuleSpec) -> Any:
+        return _Placeholder()
 
     def exec_module(self, module: ModuleType) -> None:
         pass
 
 
-class _Module(ModuleType):
-    def __getattr__(self, name: str) -> Any:
-        return version(self.__name__) if name == "__version__" else _attribute(name)
-
-
 class _Placeholder:
-    """A value, type, base class or decorator of a package that is left out."""
+    """A package that is left out, or a value, type, base class or decorator of one."""
 
     def __getattr__(self, name: str) -> Any:
-        return _attribute(name)
+        if name == "__version__":
+            return version(self.__name__)
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return args[0] if args and isinstance(args[0], type) else self
-
-    def __getitem__(self, item: Any) -> Any:
-        return self
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(())
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
         return ()
@@ -119,19 +112,13 @@ class _Placeholder:
     def __instancecheck__(self, instance: Any) -> bool:
         return False
 
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
     def __float__(self) -> float:
         return nan
 
-    def __or__(self, other: Any) -> Any:
+    def __getitem__(self, item: Any) -> Any:
         return self
 
-    __ror__ = __or__
-
-
-def _attribute(name: str) -> Any:
-    if name.startswith("__"):
-        raise AttributeError(name)
-    return _PLACEHOLDER
-
-
-_PLACEHOLDER = _Placeholder()
+    __or__ = __ror__ = __getitem__

@@ -11,9 +11,9 @@ from rich.table import Column
 
 from data import open_dataset
 from data.dataset import use_format
-from data.files.whole_text import write_whole
 from data.statistics.idle import IdleFrames, IdleLimits, find_idle, to_json
 from data.view.idle_page import write_idle_page
+from models.files.whole_text import write_whole
 from models.terminal import Console
 from tools.command_line.ending import in_a_line
 from tools.datasets.bars import steps

@@ -19,7 +19,6 @@ from jaxtyping import Array, Float
 from models.attention.target import compiling_for
 from models.inputs.embodiment import Embodiment
 from models.inputs.packed_batch import PackedBatch, Sample
-from models.inputs.pictures import fit
 from models.inputs.processor import Processor
 from models.model import told
 from models.policy import Policy
@@ -160,8 +159,7 @@ class Act:
 
     @property
     def _pictures(self) -> Any:
-        size = self.processor.image_size
-        return fit(np.zeros((size, size, 3), np.uint8), size, self.processor.resize).dtype
+        return np.dtype(self.processor.pictures.dtype)
 
     @cached_property
     def _sample(self) -> Sample:
@@ -189,10 +187,12 @@ class Act:
     @cached_property
     def _image_at(self) -> tuple[int, ...]:
         """Places of the pictures between the words of a chat; no prompt moves them."""
-        if not self.processor.chat:
+        prompts = self.processor.prompts
+        if prompts is None or not prompts.shows_pictures:
             return ()
         still, pictures = np.zeros(self.processor.state_dim, np.float32), len(self.cameras)
-        places = {self.processor.text(words, still, pictures)[1] for words in _PROMPTS}
+        dims = len(self.robot.state.offset)
+        places = {prompts.read(words, still, dims, pictures)[1] for words in _PROMPTS}
         if len(places) > 1:
             raise ValueError(
                 f"The images' places depend on the prompt ({sorted(places)}), which one "

@@ -3,14 +3,14 @@ how a prompt becomes token ids.
 """
 
 import base64
+from inspect import getdoc
 from pathlib import Path
 from typing import Any
 
-from models.inputs.chat import DEFAULT, PICTURE, eagle_template
+from models.inputs.bpe import ByteBpe
 from models.inputs.embodiment import Embodiment
-from models.inputs.pictures import Resize
 from models.inputs.processor import Processor
-from models.inputs.tokenizer import Tokenizer
+from models.inputs.tokenizer import SentencePiece, TextTokenizer, Tokenizer
 from tools.command_line.push import own_version
 from tools.export.act import Act, Specs
 
@@ -29,17 +29,6 @@ _UNITS = {
     "length": "how many of the tokens count",
     "noise": "unit normal; an answer follows from it and the observation alone",
     "actions": "the robot's, as in the dataset it learnt from",
-}
-_FITS: dict[Resize, str] = {
-    "antialiased": "Pillow's bilinear resize to fit the square, the aspect kept, in the middle of "
-    "black",
-    "bilinear": "torch's bilinear interpolation to fit the square, the aspect kept, in the middle "
-    "of black; in floats",
-    "bilinear-dark": "torch's bilinear interpolation to fit the square, the aspect kept, in the "
-    "middle of -255; in floats",
-    "stretched": "torchvision's antialiased bicubic resize, each side by its own factor",
-    "stretched-middle": "the middle 95 % of each side, by torchvision's antialiased bilinear "
-    "resize, each side by its own factor",
 }
 
 
@@ -61,7 +50,11 @@ def facts(act: Act, form: str, file: str, names: dict[str, Any], weights: Any) -
         "inputs": _described(act.inputs, names),
         "outputs": _described(act.outputs, names),
         "cameras": list(act.cameras),
-        "pictures": {"size": processor.image_size, "fit": _FITS[processor.resize]},
+        "pictures": {
+            "size": processor.image_size,
+            "kind": processor.pictures.kind,
+            "fit": getdoc(type(processor.pictures)),
+        },
         "prompt": _prompt(processor, robot, len(act.cameras)),
         "weights": weights,
     }
@@ -69,11 +62,11 @@ def facts(act: Act, form: str, file: str, names: dict[str, Any], weights: Any) -
 
 def write_tokenizer(processor: Processor, folder: Path) -> None:
     """Writes the file that `facts` names as the tokenizer's, if there is one."""
-    if processor.bpe:
-        tokenizer: Any = processor.tokenizer
-        (folder / "tokenizer.json").write_text(tokenizer.json, encoding="utf-8")
-    elif processor.sentencepiece:
-        (folder / "tokenizer.model").write_bytes(base64.b64decode(processor.sentencepiece))
+    text = None if processor.prompts is None else processor.prompts.tokenizer
+    if isinstance(text, ByteBpe):
+        (folder / "tokenizer.json").write_text(text.json, encoding="utf-8")
+    elif isinstance(text, SentencePiece):
+        (folder / "tokenizer.model").write_bytes(base64.b64decode(text.model))
 
 
 def _described(specs: Specs, names: dict[str, Any]) -> list[dict[str, Any]]:
@@ -91,38 +84,34 @@ def _described(specs: Specs, names: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _prompt(processor: Processor, robot: Embodiment, pictures: int) -> dict[str, Any]:
-    rule: dict[str, Any] = {"longest": processor.text_limit, "tokenizer": _tokenizer(processor)}
-    if processor.chat:
-        turn = eagle_template(pictures)
-        return rule | {"template": [turn], "default": DEFAULT, "without": PICTURE}
-    rule |= {"template": list(processor.template), "cleans": processor.cleans}
-    if rule["tokenizer"] is not None:
-        rule["closing"] = list(processor.closing)
-    if processor.writes == "openpi":
-        rule["lowers"] = True
-    if processor.state_input == "text":
+    prompts = processor.prompts
+    rule = None if prompts is None else prompts.rule(pictures)
+    if prompts is None or rule is None:
+        return {"longest": processor.text_limit, "tokenizer": None}
+    rule |= {"longest": processor.text_limit, "tokenizer": _tokenizer(prompts.tokenizer)}
+    if prompts.spells_state:
         rule["state"] = {
             "adapter": robot.adapter,
             "offset": list(robot.state.offset),
             "scale": list(robot.state.scale),
-            "dims": processor.state_dim if processor.spells_padding else len(robot.state.offset),
+            "dims": processor.state_dim if prompts.pads_state else len(robot.state.offset),
         }
     return rule
 
 
-def _tokenizer(processor: Processor) -> dict[str, Any] | None:
-    if processor.bpe:
-        return {"kind": "bpe", "file": "tokenizer.json"}
-    if processor.sentencepiece:
-        return {"kind": "sentencepiece", "file": "tokenizer.model"}
-    if not processor.words:
+def _tokenizer(text: TextTokenizer | None) -> dict[str, Any] | None:
+    if isinstance(text, ByteBpe):
+        return {"kind": "bpe", "begins": text.begins, "file": "tokenizer.json"}
+    if isinstance(text, SentencePiece):
+        return {"kind": "sentencepiece", "begins": text.begins, "file": "tokenizer.model"}
+    if not isinstance(text, Tokenizer):
         return None
-    tokenizer = Tokenizer(processor.words)
-    first = tokenizer.size - len(tokenizer.words)
+    first = text.size - len(text.words)
     return {
         "kind": "words",
-        "begin": tokenizer.begin,
+        "begins": text.begins,
+        "begin": text.begin,
         "first_byte": first - 256,
         "first_word": first,
-        "words": list(tokenizer.words),
+        "words": list(text.words),
     }

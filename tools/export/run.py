@@ -74,6 +74,8 @@ class ExportedPolicy:
     def ids(self, prompt, state):
         """Token ids of one prompt."""
         rule = self.facts["prompt"]
+        if "template" not in rule:
+            raise ValueError("The policy's prompts cannot be read here; give token ids.")
         if "default" in rule:
             text = rule["template"][0].format(quoted=[prompt or rule["default"]])
             left_out = self._encode(rule["without"])
@@ -86,13 +88,12 @@ class ExportedPolicy:
                 )
             return kept
         text = prompt[:-1] if prompt.endswith("\n") else prompt
-        if rule["cleans"]:
-            text = prompt.strip().replace("_", " ").replace("\n", " ")
-        if rule.get("lowers"):
-            text = prompt.lower().strip().replace("_", " ")
+        if rule["normalize"] != "line":
+            text = prompt.strip().replace("_", " ")
+            text = text.lower() if rule["normalize"] == "lower" else text.replace("\n", " ")
         spelt = self._spelt(state) if "state" in rule else ""
         pieces = [self._encode(x.format(prompt=text, state=spelt)) for x in rule["template"]]
-        rest = [i for ids in pieces[1:] for i in ids[1:]]
+        rest = [i for ids in pieces[1:] for i in ids[rule["tokenizer"]["begins"] :]]
         return pieces[0] + rest + rule["closing"]
 
     def _spelt(self, state):

@@ -31,8 +31,10 @@ from data.store.convert import DESCRIPTION
 from data.store.numbers import open_numbers
 from data.store.store import Store, open_store
 from models import Processor, Scaling
-from models.inputs.fast import SPECIAL_WORDS, Fast
-from models.inputs.tokenizer import SMALLEST_VOCABULARY
+from models.inputs.action_tokens import ActionTokens, last_free
+from models.inputs.fast import Fast
+from models.inputs.pictures import Antialiased
+from models.inputs.tokenizer import SMALLEST_VOCABULARY, Tokenizer
 from models.terminal import Console, Progress
 from tools.recipes.presets import RunConfig
 
@@ -195,7 +197,7 @@ def _with_fast(
     """The processor with its FAST tokenizer, and the sample with most action tokens."""
     spelling = Spelling(mixed, processor)
     given = None if folder is None else Fast.load(folder)
-    before = begun.fast if begun is not None else None
+    before = None if begun is None or begun.targets is None else begun.targets.fast
     if before is not None and given is not None and before != given:
         raise ValueError(
             f"{folder} is not the FAST tokenizer that the policy of --init was trained with; "
@@ -207,9 +209,10 @@ def _with_fast(
     ).hexdigest()[:16]
     if fast is None:
         vocabulary = config.model.vocabulary
-        room = vocabulary - processor.tokenizer.size
-        if processor.sentencepiece:
-            room = vocabulary - 1 - SPECIAL_WORDS
+        text = processor.tokenizer
+        room = last_free(vocabulary, text) + 1
+        if isinstance(text, Tokenizer):
+            room -= text.size
         kept = cache / f"fast-{key}-{min(VOCABULARY, room)}"
         if not kept.is_dir():
             _train_into(kept, spelling, min(VOCABULARY, room), console)
@@ -219,16 +222,17 @@ def _with_fast(
             f"{kept}",
             soft_wrap=True,
         )
-    top = config.model.vocabulary - 1 - (SPECIAL_WORDS if processor.sentencepiece else 0)
-    if before is not None and begun is not None:
-        top = begun.fast_top
-    spelt = replace(processor, fast=fast, fast_top=top)
+    top = last_free(config.model.vocabulary, processor.tokenizer)
+    if before is not None and begun is not None and begun.targets is not None:
+        top = begun.targets.top
+    tokens = replace(processor.targets or ActionTokens(None, 0), fast=fast, top=top)
     digest = hashlib.sha256(repr((key, fast)).encode()).hexdigest()[:16]
     counted = cache / f"action-tokens-{digest}.json"
     if not counted.is_file():
         cached.write_json(counted, _longest_chunk(spelling, fast, console))
-    where, tokens = cached.read_json(counted)
-    return spelt, where, len(spelt.framed(np.zeros(tokens, np.int32)))
+    where, count = cached.read_json(counted)
+    framed = tokens.framed(np.zeros(count, np.int32), processor.tokenizer)
+    return replace(processor, targets=tokens), where, len(framed)
 
 
 def _train_into(folder: Path, spelling: Spelling, vocabulary: int, console: Console) -> None:
@@ -331,13 +335,13 @@ def opened(
             )
         robots = mixed.embodiments
         processor = Processor(
-            image_size=1,
             state_dim=max(1, *(len(robot.state.offset) for robot in robots)),
             action_dim=max(1, *(len(robot.actions.offset) for robot in robots)),
             horizon=horizon,
             state_input="none",
-            words=(),
             embodiments=robots,
+            prompts=None,
+            pictures=Antialiased(1),
         )
         yield Spelling(mixed, processor)
 

@@ -27,6 +27,7 @@ from models import Embodiment
 from models.checkpoints import own
 from models.config import to_json
 from models.files.own_file import run_file
+from models.files.whole_text import write_whole
 from models.flow.flow import Solver
 from models.terminal import Console, Progress
 from parallel.runs.atomic import replace_text
@@ -34,7 +35,6 @@ from parallel.runs.run_lock import locked
 from sim.clips import ENCODING
 from sim.open_loop import POLICY, OpenLoop, RecordedChunks
 from sim.report.open_loop import CameraLook, OpenLoopReport, ShownEpisode, render_open_loop
-from sim.report.page import write_page
 from tools.command_line.versions import versions
 from tools.recipes.bound_recording import (
     BoundRecording,
@@ -139,7 +139,7 @@ def run(config: OpenLoopConfig, console: Console) -> OpenLoop:
                 encode=partial(encode_mp4, options=ENCODING),
             )
         )
-        write_page(config.out / PAGE, page)
+        write_whole(config.out / PAGE, page)
     for name, errors in result.errors.items():
         console.print(f"  {name}: {errors.mean:.3g}")
     for finding in result.findings():

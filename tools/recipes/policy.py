@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from models import Policy, load_policy
-from models.checkpoints.released import StateOption
+from models.families.pi.released import StateOption
 from models.flow.flow import Solver
 
 

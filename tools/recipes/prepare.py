@@ -15,7 +15,7 @@ import numpy as np
 
 from data import Dataset
 from data.files import cached
-from data.files.folder import open_folder
+from data.files.folder import Folder, open_folder
 from data.frames import Frames
 from data.loader.loader import plan_source
 from data.mixture.mixed import Mixed, check_dims, mix
@@ -31,40 +31,23 @@ from data.mixture.sample_weights import sample_weights, stored_column, streamed_
 from data.mixture.trust import Consent, remembered
 from data.packing.curriculum import largest_weight
 from data.packing.order import PlanSource
-from data.store.convert import StoredResize
 from data.store.direct import open_direct
 from data.store.store import Store, cached_store
 from data.store.tables import numeric_columns
 from data.validation.validate import require_valid
 from models import Embodiment, Processor
 from models.config import to_json
-from models.groot.modality import NAME, check_modality, read_modality
-from models.inputs.chat import Chat
 from models.inputs.fast import Fast
 from models.inputs.tokenizer import Tokenizer
 from models.layers.quantized import is_quantized
-from models.load import check_fit
-from models.model import init_params
+from models.load import check_fit, derived
+from models.model import function_at, init_params
 from models.sharding import path_name
 from models.terminal import Console, Progress
 from parallel.optimizer import select, with_groups
 from tools.recipes.insulation import open_own, prepared_targets, subtask_texts, words_left
 from tools.recipes.presets import RunConfig
 from tools.recipes.statistics import Scalings, kept_scales, show_outside
-
-
-@dataclass(frozen=True)
-class Text:
-    """Settings for reading prompts and fitting pictures; see `Processor`."""
-
-    words: tuple[str, ...] = ()
-    sentencepiece: str = ""
-    bpe: str = ""
-    chat: Chat = ""
-    resize: StoredResize = "antialiased"
-    text_limit: int = 200
-    processor: Processor | None = None
-    """The whole processor of the policy to start from, if it has one."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +107,7 @@ def prepare(
     out: Path,
     config: RunConfig,
     console: Console,
-    text: Text | None = None,
+    begun: Processor | None = None,
     consent: Consent = remembered,
     statistics: Path | None = None,
     fast: Path | None = None,
@@ -134,8 +117,8 @@ def prepare(
     Args:
       data: a dataset, a frame store (used as is), or a mixture of them.
       out: the run's folder.
-      text: how a policy to start from reads prompts; if None, a word list is made from the
-        datasets' prompts.
+      begun: the preparation of a policy to start from, from which this one is derived; if None,
+        it is the family's own, with a word list made from the datasets' prompts.
       fast: folder of a FAST tokenizer, for the loss of action tokens; see `prepared_targets`.
       consent: consent to the transforms that a mixture's file names.
       statistics: statistics that `kept_scales` reads, to scale by instead of the data's own.
@@ -147,8 +130,7 @@ def prepare(
     mixture, cache = read_mixture(data, consent), out / "store"
     datasets = [open_own(dataset, console) for dataset in mixture.datasets]
     held = [known(dataset) for dataset in datasets]
-    if text is not None and text.chat:
-        mixture = _by_modality(mixture, held)
+    mixture = _with_cameras(mixture, held, config)
     robots, readings = resolve(mixture, held, config.model.horizon)
     scalings = {robot.name: _scalings(robot, config) for robot in robots}
     kept = None if statistics is None else kept_scales(statistics, robots, scalings)
@@ -160,7 +142,7 @@ def prepare(
             name, sizes = robots[reading.embodiment].name, columns.columns
             states, actions = (sum(sizes[c] for c in x) for x in (dataset.state, dataset.actions))
             check_dims(name, kept[name], states, actions)
-    resize = Text().resize if text is None else text.resize
+    resize = "antialiased" if begun is None else begun.pictures.kind
     frames = [
         dataset
         if isinstance(dataset, Store)
@@ -184,26 +166,34 @@ def prepare(
         show_outside(mixed, scalings, statistics, console)
     for robot in mixed.embodiments:
         _check_dims(robot, config)
-    processor = _processor(mixed, config, text, fast)
-    begun = None if text is None else text.processor
+    if begun is None:
+        text = _word_list(mixed, config, fast)
+        processor = config.model.processor(mixed.embodiments, text)
+    else:
+        processor = derived(begun, config.model, mixed.embodiments)
     processor, targets = prepared_targets(mixed, processor, config, console, cache, fast, begun)
     check_fit(config.model, processor, str(data))
     return Prepared(mixed, processor, targets)
 
 
-def _by_modality(mixture: Mixture, held: list[Known]) -> Mixture:
-    """The mixture with names and order of cameras from meta/modality.json, for datasets that have
-    this file; its ranges are compared with the dataset's columns."""
-    found = []
+def _with_cameras(mixture: Mixture, held: list[Known], config: RunConfig) -> Mixture:
+    """The mixture with the cameras that the model's family finds in a dataset's own files, where
+    the mixture does not name them."""
+    where = getattr(config.model, "dataset_cameras", None)
+    if where is None:
+        return mixture
+    find, named = function_at(where), []
     for dataset, columns in zip(mixture.datasets, held, strict=True):
         folder = open_folder(dataset.path)
-        if folder.exists(NAME):
-            told = read_modality(folder.local(NAME))
-            check_modality(told, columns.columns, f"{dataset.path}/{NAME}")
-            if dataset.cameras is None:
-                dataset = replace(dataset, cameras=dict(told.video))
-        found.append(dataset)
-    return replace(mixture, datasets=tuple(found))
+
+        def local(name: str, folder: Folder = folder) -> Path | None:
+            return folder.local(name) if folder.exists(name) else None
+
+        cameras = find(local, columns.columns, dataset.path)
+        if cameras is not None and dataset.cameras is None:
+            dataset = replace(dataset, cameras=cameras)
+        named.append(dataset)
+    return replace(mixture, datasets=tuple(named))
 
 
 def check_model(config: RunConfig) -> None:
@@ -270,7 +260,7 @@ def _decoded(
     dataset: Dataset,
     cache: Path,
     run: RunConfig,
-    resize: StoredResize,
+    resize: str,
     console: Console,
 ) -> Frames:
     """A dataset that is fit to train on, with the numbers and pictures of its store."""
@@ -324,26 +314,16 @@ def _check_dims(robot: Embodiment, config: RunConfig) -> None:
             )
 
 
-def _processor(mixed: Mixed, config: RunConfig, text: Text | None, fast: Path | None) -> Processor:
-    model, read = config.model, Text() if text is None else text
-    words = read.words
-    if text is None:
-        tasks = (wordings for feed in mixed.feeds for wordings in feed.frames.prompts)
-        texts = list(dict.fromkeys(wording for wordings in tasks for wording in wordings))
-        if "text" in model.cross_entropies:
-            texts += subtask_texts(mixed)
-        if model.state_input == "text":
-            texts += [f"Task: , State: {number};\nAction: " for number in range(256)]
-        spelt = fast if "action_tokens" in model.cross_entropies else None
-        room = words_left(config, None if spelt is None else Fast.load(spelt))
-        words = Tokenizer.build(texts, room).words
-    return Processor(
-        **model.preparation,
-        words=words,
-        sentencepiece=read.sentencepiece,
-        embodiments=mixed.embodiments,
-        text_limit=read.text_limit,
-        resize=read.resize,
-        bpe=read.bpe,
-        chat=read.chat,
-    )
+def _word_list(mixed: Mixed, config: RunConfig, fast: Path | None) -> Tokenizer | None:
+    """Words of the datasets' prompts and of what the model is to say; None without language."""
+    model = config.model
+    if not model.vocabulary:
+        return None
+    tasks = (wordings for feed in mixed.feeds for wordings in feed.frames.prompts)
+    texts = list(dict.fromkeys(wording for wordings in tasks for wording in wordings))
+    if "text" in model.cross_entropies:
+        texts += subtask_texts(mixed)
+    if model.state_input == "text":
+        texts += [f"Task: , State: {number};\nAction: " for number in range(256)]
+    spelt = fast if "action_tokens" in model.cross_entropies else None
+    return Tokenizer.build(texts, words_left(config, None if spelt is None else Fast.load(spelt)))

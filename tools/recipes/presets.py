@@ -17,15 +17,15 @@ from data.packing.plan import PlanSource, typical_costs
 from models import Layout, PiConfig, Scaling
 from models.attention.ring import RUN
 from models.augment import AugmentConfig
+from models.families.groot.model import GrootConfig
+from models.families.pi.fast.model import Pi0FastConfig
 from models.files.own_file import load
-from models.groot.model import GrootConfig
 from models.layers.dit import TransformerConfig
 from models.layers.gemma import GEMMA_2B, GEMMA_300M, GemmaConfig
 from models.layers.layers import Compute, Lora
 from models.layers.qwen3 import QwenConfig
 from models.layers.siglip import SiglipConfig
 from models.model import ModelConfig
-from models.pi.fast.model import Pi0FastConfig
 from parallel.mesh import MeshConfig
 from parallel.optimizer import OptimizerConfig, ends_with_the_run
 from parallel.trainer import TrainerConfig

@@ -3,7 +3,6 @@ of its robot: with a small dataset's own statistics, the same motion would have 
 the policy knows. The idea is openpi's `AssetsConfig`.
 """
 
-import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,21 +16,14 @@ from data.mixture.outside import REACH, outside, require_near
 from models import Embodiment, Scaling
 from models.checkpoints import own
 from models.checkpoints.remote import local
+from models.checkpoints.statistics_file import read_scale
 from models.files.foreign_json import section
-from models.groot import conventions as groot
+from models.formats import ReadScales, formats, require_scaling
 from models.load import inspect_checkpoint
-from models.pi.lerobot_statistics import read_modes
-from models.pi.statistics_file import read_scale
 from models.terminal import Console
 
 _STATS = "norm_stats.json"
 _PROCESSOR = "policy_preprocessor.json"
-_MODES: dict[str, Scaling] = {
-    "MEAN_STD": "z-score",
-    "MIN_MAX": "min-max",
-    "QUANTILES": "quantile",
-}
-_SCALINGS = typing.get_args(Scaling)
 
 
 class Scalings(NamedTuple):
@@ -113,16 +105,10 @@ def _sources(path: Path) -> Iterator[tuple[str, Callable[[RobotConfig, Scalings]
         yield "", partial(_in_file, path)
         return
     folder = path.parent if path.is_file() else path
-    if known := groot.robots(folder):
-        for tag, read in known.items():
-            yield tag, partial(_of_groot, folder, read)
-    elif (folder / _PROCESSOR).is_file():
-        yield "", partial(_in_processor, folder)
-    elif (folder / _STATS).is_file():
-        yield folder.name, partial(_in_file, folder / _STATS)
-    elif files := sorted((folder / "assets").rglob(_STATS)):
-        for file in files:
-            yield file.parent.relative_to(folder / "assets").as_posix(), partial(_in_file, file)
+    known = next(filter(None, (kind.statistics(folder) for kind in formats())), {})
+    if known:
+        for robot, read in known.items():
+            yield robot, partial(_of_format, read)
     elif (folder / "meta/stats.json").is_file():
         yield "", partial(_in_file, folder / "meta/stats.json")
     else:
@@ -152,52 +138,17 @@ def _in_file(file: Path, robot: RobotConfig, scalings: Scalings) -> Scales:
     )
 
 
-def _in_processor(folder: Path, robot: RobotConfig, scalings: Scalings) -> Scales:
-    """Scales from LeRobot's files, whose processor says by what each feature is scaled."""
-    modes, file = read_modes(folder), folder / _PROCESSOR
-    scales = []
-    for what, feature, wanted in (
-        ("state", "observation.state", scalings.state),
-        ("action", "action", scalings.actions),
-    ):
-        if feature not in modes:
-            raise ValueError(
-                f"{file} has no scale for {feature}; give a file that has its statistics."
-            )
-        mode, scale = modes[feature]
-        _require(str(file), what, _MODES.get(mode, mode), wanted)
-        scales.append(scale)
-    return Scales(*scales)
-
-
-def _of_groot(
-    folder: Path, read: Callable[[], Embodiment], robot: RobotConfig, scalings: Scalings
-) -> Scales:
-    """Scales from GR00T's files, which keep only smallest and largest values."""
-    for what, wanted in (("state", scalings.state), ("action", scalings.actions)):
-        _require(str(folder), what, "min-max", wanted)
-    kept = read()
-    return Scales(kept.state, kept.actions)
+def _of_format(read: ReadScales, robot: RobotConfig, scalings: Scalings) -> Scales:
+    return Scales(*read(scalings.state, scalings.actions))
 
 
 def _of_ours(path: Path, kept: Embodiment, robot: RobotConfig, scalings: Scalings) -> Scales:
     told = section(own.read_json(path, "config"), "data", str(path))
     for what, wanted in (("state", scalings.state), ("action", scalings.actions)):
-        _require(str(path), what, told.get(f"{what}_scaling", "quantile"), wanted)
+        require_scaling(str(path), what, told.get(f"{what}_scaling", "quantile"), wanted)
     if any(x >= 0 for x in (*kept.relative, *robot.relative)) and kept.relative != robot.relative:
         raise ValueError(
             f"{path}: its actions are relative to state dims {list(kept.relative)}, but those "
             f"of '{robot.name}' to {list(robot.relative)}; set the same dims in a mixture."
         )
     return Scales(kept.state, kept.actions)
-
-
-def _require(where: str, what: str, kind: object, wanted: Scaling) -> None:
-    if kind == wanted:
-        return
-    remedy = (
-        f"give --data.{what}-scaling {kind}"
-        if kind in _SCALINGS
-        else f"known are {', '.join(_MODES)}"
-    )
-    raise ValueError(f"{where} scales the {what} by {str(kind)[:80]}, not {wanted}; {remedy}.")

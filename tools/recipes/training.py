@@ -23,15 +23,17 @@ from data.loader.loader import Loader
 from data.mixture.mixture import is_mixture
 from data.packing.plan import Plan
 from data.packing.shares import share_facts, told_shares
-from models import Embodiment, PackedBatch, Policy
+from models import Embodiment, PackedBatch, Policy, Processor
 from models.augment import Augmented
+from models.checkpoints.own import is_own
 from models.checkpoints.remote import local
 from models.config import from_json, to_json
 from models.flow import flow
+from models.inputs.embodiment import Normalizer
 from models.inputs.tokenizer import SentencePiece
 from models.layers.pipeline import check_pipeline
-from models.load import begin_from, inspect_params, with_tokenizer
-from models.model import Model, function_at, require, told
+from models.load import begin_from, inspect_params, trained_preparation
+from models.model import Model, require, told
 from models.terminal import Console
 from parallel.evaluations import HELD_OUT_LOSS, check_metric
 from parallel.hooks import Hook
@@ -47,9 +49,8 @@ from parallel.step import TrainState
 from parallel.trackers.trackers import check_trackers
 from parallel.trainer import TrainResult, check_start, train
 from tools.command_line.consent import consent
-from tools.recipes.closed_loop import ClosedLoop
 from tools.recipes.insulation import subtask_texts
-from tools.recipes.prepare import Prepared, Text, prepare
+from tools.recipes.prepare import Prepared, prepare
 from tools.recipes.presets import RunConfig, check_more_steps, check_same
 
 Measure = Callable[[int, TrainState, Callable[[], bool]], dict[str, float]]
@@ -190,7 +191,14 @@ def _run(
     agreed = consent(paths.trust, jax.process_count() == 1, console)
     ready = first_host_first(
         lambda: prepare(
-            paths.data, out, config, console, _text(paths), agreed, paths.statistics, paths.fast
+            paths.data,
+            out,
+            config,
+            console,
+            _begun(paths, config, begun is not None),
+            agreed,
+            paths.statistics,
+            paths.fast,
         )
     )
     if ready.targets:
@@ -263,6 +271,8 @@ def _run(
     measures = [_held_out_metrics(model, ready, config, mesh)] if held_out else []
     with ExitStack() as stack:
         if config.closed_loop.suite:
+            from tools.recipes.closed_loop import ClosedLoop  # and with it simulators
+
             policy = Policy(model, None, ready.processor)
             acting = stack.enter_context(ClosedLoop(config.closed_loop, policy, out, console))
             measures.append(acting.begin)
@@ -321,39 +331,24 @@ def _digest(robots: Sequence[Embodiment]) -> str:
 
 
 def _targets_digest(ready: Prepared) -> str:
-    told = (ready.processor.fast, ready.processor.fast_top, subtask_texts(ready.mixed))
+    tokens = ready.processor.targets
+    spelt = (None, 0) if tokens is None else (tokens.fast, tokens.top)
+    told = (*spelt, subtask_texts(ready.mixed))
     return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
 
-def _text(paths: Paths) -> Text | None:
-    """The tokenizer of the policy to start from, with which its embedding was trained."""
-    found = None if paths.init is None else inspect_params(paths.init)
-    if paths.init is not None and found is not None and found.source is not None:
-        released = getattr(found.config, "released_text", None)
-        if released is not None:
-            return Text(**function_at(released)(paths.init, paths.tokenizer))
-        if "writes" in found.config.preparation and paths.fast is None:
-            raise ValueError(
-                f"{paths.init} came without the FAST tokenizer that it writes its chunks in; give "
-                f"--fast FOLDER (openpi's and LeRobot's is physical-intelligence/fast)."
-            )
-    processor = None if found is None else found.processor
-    if processor is not None and processor.chat:
-        if paths.tokenizer is not None:
-            processor = with_tokenizer(processor, local(paths.tokenizer))
-        told = ("bpe", "chat", "resize", "text_limit")
-        return Text(**{name: getattr(processor, name) for name in told})
-    if paths.tokenizer is not None:
-        pieces = SentencePiece.read(local(paths.tokenizer)).model
-        return Text(sentencepiece=pieces, processor=processor)
-    if paths.init is None:
+def _begun(paths: Paths, config: RunConfig, resumed: bool) -> Processor | None:
+    """The preparation of the policy to start from, as the run has had it if it is resumed; that of
+    another model's language, if only its tokenizer is given; None without either."""
+    tokenizer = None if paths.tokenizer is None else local(paths.tokenizer)
+    if paths.init is not None:
+        made = trained_preparation(paths.init, config.model, tokenizer, paths.fast)
+        kept = inspect_params(paths.folder).processor if resumed and is_own(paths.folder) else None
+        return made if kept is None else kept.with_robots(kept.embodiments, targets=made.targets)
+    if tokenizer is None:
         return None
-    if processor is None or not (processor.words or processor.sentencepiece):
-        raise ValueError(
-            f"{paths.init} came without the tokenizer that its embedding was trained with; give "
-            f"--tokenizer FILE (PaliGemma's is paligemma_tokenizer.model)."
-        )
-    return Text(processor.words, processor.sentencepiece, processor=processor)
+    robot = Embodiment("any", (), Normalizer.identity(1), Normalizer.identity(1))
+    return config.model.processor([robot], SentencePiece.read(tokenizer))
 
 
 def _for_robots(paths: Paths, config: RunConfig, begun: Any) -> RunConfig:
@@ -368,20 +363,15 @@ def _for_robots(paths: Paths, config: RunConfig, begun: Any) -> RunConfig:
     if paths.embodiment:
         choose = require(model, "for_robots", "training with --embodiment")
         return replace(config, model=choose(paths.embodiment))
-    if not hasattr(model, "projectors") or model.projectors:
+    take = getattr(model, "with_rows_of", None)
+    if take is None:
         return config
     if begun is not None:
-        rows = getattr(from_json(RunConfig, begun).model, "projectors", ())
-    else:
-        found = None if paths.init is None else inspect_params(paths.init)
-        rows = () if found is None else getattr(found.config, "projectors", ())
-        if found is not None and found.source is not None:
-            raise ValueError(
-                f"{paths.init} has parameters of its own for each embodiment; say which "
-                "embodiment the data is from: --embodiment new_embodiment, or a tag that it "
-                "was trained with."
-            )
-    return replace(config, model=model.changed(projectors=rows))
+        return replace(config, model=take(from_json(RunConfig, begun).model))
+    if paths.init is None:
+        return config
+    found = inspect_params(paths.init)
+    return replace(config, model=take(found.config, found.format and str(paths.init)))
 
 
 def _initial(paths: Paths, model: Model, config: RunConfig) -> Any:

@@ -16,8 +16,8 @@ from typing import Annotated
 
 import tyro
 
+from models.files.whole_text import write_whole
 from models.terminal import Console, guard_tracebacks
-from sim.report.page import write_page
 from tools.command_line.ending import in_a_line
 from tools.runs.films import read_films
 from tools.runs.page import METRICS, render
@@ -77,7 +77,7 @@ def plot_command(
         begin = time.monotonic()
         runs = read_runs(find_runs(paths))
         live = watch and any(run.at_work for run in runs)
-        write_page(out, render(runs, metrics, _SECONDS if live else 0))
+        write_whole(out, render(runs, metrics, _SECONDS if live else 0))
         if not live:
             break
         time.sleep(max(_SECONDS, 5 * (time.monotonic() - begin)))

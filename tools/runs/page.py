@@ -11,9 +11,10 @@ from html import escape
 
 import numpy as np
 
+from models.files.page import listed, page, section, table
 from models.terminal import harmless
 from sim.report import charts
-from sim.report.page import page, section
+from sim.report.page import STYLE, chart
 from tools.runs.films import Film, read_films
 from tools.runs.seen import Points, SeenRun, differences, finite
 from tools.runs.table import HEADS, cells, written
@@ -51,7 +52,7 @@ def render(runs: Sequence[SeenRun], metrics: Sequence[str] = METRICS, refresh: i
         section("Films", _films(runs, [films for films, _ in found])),
     ]
     head = f'<meta http-equiv="refresh" content="{refresh}">\n' if refresh else ""
-    return page(harmless(title), body, f"{head}<style>{_STYLE}{_hiding(len(runs))}</style>\n")
+    return page(harmless(title), body, STYLE + _STYLE + _hiding(len(runs)), head)
 
 
 def _legend(runs: Sequence[SeenRun]) -> str:
@@ -63,19 +64,13 @@ def _legend(runs: Sequence[SeenRun]) -> str:
             f"{_text(name)}</label>"
         )
         status = others.pop()
-        texts = "".join(f"<td>{_text(other)}</td>" for other in others)
-        said = f'<td class="status {status.split()[0]}">{_text(status)}</td>'
-        rows.append(f"<tr><th>{tick}</th>{texts}{said}</tr>")
-    heads = "".join(f"<th>{escape(head)}</th>" for head in HEADS)
-    return (
-        f'<div class="scroll"><table class="runs"><thead><tr>{heads}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>\n"
-    )
+        said = f'<span class="status {status.split()[0]}">{_text(status)}</span>'
+        rows.append([tick, *map(_text, others), said])
+    return table([escape(head) for head in HEADS], rows, kind="runs")
 
 
 def _damage(said: Sequence[str]) -> str:
-    items = "".join(f"<li>{_text(line)}</li>" for line in said)
-    return f'<ul class="findings note">{items}</ul>\n' if said else ""
+    return listed("findings note", [_text(line) for line in said]) if said else ""
 
 
 def _curves(runs: Sequence[SeenRun], patterns: Sequence[str]) -> str:
@@ -107,9 +102,9 @@ def _curve(name: str, points: Sequence[Points], runs: Sequence[SeenRun]) -> str:
         for k, (run, one) in enumerate(zip(runs, sound, strict=True))
         if one
     ]
-    chart = charts.courses(drawn, name=harmless(name), log=log)
+    plot = charts.courses(drawn, name=harmless(name), log=log)
     lost = sum(map(len, points)) - len(values)
-    return _figure(chart, f"{name}, logarithmic" if log else name, lost)
+    return _figure(plot, f"{name}, logarithmic" if log else name, lost)
 
 
 def _success(runs: Sequence[SeenRun]) -> str:
@@ -122,17 +117,14 @@ def _success(runs: Sequence[SeenRun]) -> str:
             drawn.append(charts.Course(harmless(run.name), _kind(k), x, y, (low, high)))
     if not drawn:
         return ""
-    chart = charts.courses(drawn, name="Success", unit=" %", bounds=(0, 100))
-    return _figure(chart, "success on held-out starts, 95 % interval", 0)
+    plot = charts.courses(drawn, name="Success", unit=" %", bounds=(0, 100))
+    return _figure(plot, "success on held-out starts, 95 % interval", 0)
 
 
-def _figure(chart: str, name: str, lost: int) -> str:
+def _figure(plot: str, name: str, lost: int) -> str:
     count = "1 value that is not a number" if lost == 1 else f"{lost} values that are not numbers"
     left_out = f"; left out: {count}" if lost else ""
-    return (
-        f'<figure class="chart">{chart}<figcaption><b>{_text(name)}</b>{left_out}</figcaption>'
-        "</figure>\n"
-    )
+    return chart(plot, f"<b>{_text(name)}</b>{left_out}")
 
 
 def _arrays(points: Points) -> tuple[np.ndarray, np.ndarray]:
@@ -146,16 +138,11 @@ def _configs(runs: Sequence[SeenRun]) -> str:
     found = differences(runs)
     if not found:
         return '<p class="note">They are the same.</p>\n'
-    heads = "".join(f"<th>{_text(run.name)}</th>" for run in runs)
-    rows = "".join(
-        f"<tr><th>{_text(name).replace('.', '.<wbr>')}</th>"
-        f"{''.join(f'<td>{_text(written(v))}</td>' for v in values)}</tr>"
+    rows = [
+        [_text(name).replace(".", ".<wbr>"), *(_text(written(v)) for v in values)]
         for name, values in found.items()
-    )
-    return (
-        f'<div class="scroll"><table><thead><tr><th></th>{heads}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>\n"
-    )
+    ]
+    return table(["", *(_text(run.name) for run in runs)], rows)
 
 
 def _films(runs: Sequence[SeenRun], films: Sequence[Sequence[Film]]) -> str:
@@ -165,17 +152,12 @@ def _films(runs: Sequence[SeenRun], films: Sequence[Sequence[Film]]) -> str:
     by_start = [{film.start: film for film in films[k]} for k in shown]
     starts = list(dict.fromkeys(start for own in by_start for start in own))
     starts.sort(key=lambda start: -sum(start in own for own in by_start))
-    heads = "".join(f"<th>{_text(runs[k].name)}</th>" for k in shown)
     rows = []
     for start in starts:
         task, prompt, seed = map(_text, start)
-        films_of = "".join(f"<td>{_film(own.get(start))}</td>" for own in by_start)
         about = f"“{prompt}”<small>{task} · seed {seed}</small>"
-        rows.append(f"<tr><th>{about}</th>{films_of}</tr>\n")
-    return (
-        f'<div class="scroll"><table class="films"><thead><tr><th></th>{heads}</tr></thead>\n'
-        f"<tbody>{''.join(rows)}</tbody></table></div>\n"
-    )
+        rows.append([about, *(_film(own.get(start)) for own in by_start)])
+    return table(["", *(_text(runs[k].name) for k in shown)], rows, kind="films")
 
 
 def _film(film: Film | None) -> str:
@@ -216,8 +198,6 @@ _STYLE = f"""
 body {{ max-width: 78rem; }}
 {_colours(_LIGHT)}
 @media (prefers-color-scheme: dark) {{ {_colours(_DARK)} }}
-svg g polyline {{ stroke: var(--of); }} svg g circle {{ fill: var(--of); }}
-svg g polygon {{ fill: var(--of); opacity: .13; }}
 svg g .raw {{ opacity: .12; }}
 .dashes1 .line {{ stroke-dasharray: 6 3; }} .dashes2 .line {{ stroke-dasharray: 2 3; }}
 .runs label {{ display: flex; gap: .5rem; align-items: center; cursor: pointer;
@@ -225,14 +205,10 @@ svg g .raw {{ opacity: .12; }}
 .runs input {{ accent-color: var(--of); margin: 0; }}
 .runs i {{ flex: none; width: 1.4rem; border-top: 3px solid var(--of); }}
 .runs .dashes1 i {{ border-top-style: dashed; }} .runs .dashes2 i {{ border-top-style: dotted; }}
-.pair {{ grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)); }}
-.pair figure {{ background: none; max-width: 36rem; }}
-tbody th {{ overflow-wrap: break-word; }}
 .films {{ width: auto; }}
 .status {{ font-weight: 600; }}
 .finished {{ color: var(--good); }} .running {{ color: var(--main); }}
 .interrupted {{ color: var(--bad); }}
 .films th, .films td {{ min-width: 9rem; }}
-.films video {{ display: block; width: 11rem; max-width: 100%; height: auto; border-radius: 6px;
-  background: var(--line); margin-bottom: .3rem; }}
+.films video {{ width: 11rem; max-width: 100%; margin-bottom: .3rem; }}
 """

@@ -66,7 +66,7 @@ class _PictureFiles:
     """Encoded images of a column, read on access."""
 
     def __init__(self, sheet: _Sheet, name: str) -> None:
-        self._sheet, self._name, cells = sheet, name, sheet.column(name)
+        cells = sheet.column(name)
         self.shape, self.dtype = (len(cells),), np.dtype(object)
         self._paths = [sheet.path.parent / cell for cell in cells]
         for row, cell in enumerate(cells):

@@ -146,7 +146,7 @@ def import_dataset(
         out,
         fps=layout.fps,
         features=features,
-        robot_type=layout.robot,
+        robot_type=layout.robot or None,
         resume=resume,
         about={"layout": {k: v for k, v in asdict(layout).items() if k != "name"}},
     ) as writer:

@@ -9,11 +9,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from data.errors import DatasetError, short
 from data.files.json_file import read_json
 from data.lerobot.importing.known import KNOWN
+from models.config import from_json
 
 Gaps = Literal["refuse", "cut"]
 Clock = Literal["log", "header"]
@@ -29,6 +30,11 @@ class ColumnSource:
     dims: tuple[int, ...] | None = None
     names: tuple[str, ...] | None = None
 
+    def __post_init__(self) -> None:
+        _check_path(self.path)
+        if self.dims is not None and (not self.dims or min(self.dims) < 0):
+            raise ValueError(f"dims is {list(self.dims)}; give a list of numbers from 0.")
+
 
 @dataclass(frozen=True)
 class CameraSource:
@@ -39,6 +45,9 @@ class CameraSource:
     colour: Colour = "rgb"
     turned: bool = False
 
+    def __post_init__(self) -> None:
+        _check_path(self.path)
+
 
 @dataclass(frozen=True)
 class TaskSource:
@@ -48,6 +57,14 @@ class TaskSource:
     text: str = ""
     path: str = ""
     file: str = ""
+
+    def __post_init__(self) -> None:
+        try:
+            groups = re.compile(self.file).groups if self.file else 1
+        except re.error as error:
+            raise ValueError(f"file is not a regular expression ({error}); correct it.") from None
+        if groups != 1:
+            raise ValueError(f"file is a pattern with {groups} groups; give it exactly one.")
 
 
 @dataclass(frozen=True)
@@ -65,18 +82,25 @@ class ImportLayout:
       clock: source of the topics' times: log or message headers.
     """
 
-    name: str
-    fps: int
-    columns: Mapping[str, tuple[ColumnSource, ...]]
-    cameras: Mapping[str, CameraSource]
+    columns: dict[str, tuple[ColumnSource, ...]]
+    cameras: dict[str, CameraSource]
     task: TaskSource
-    robot: str | None = None
+    fps: int = 0
+    robot: str = ""
     episodes: str = ""
     time: str = ""
     time_unit: TimeUnit = "s"
     silence: float = 1.0
     gaps: Gaps = "refuse"
     clock: Clock = "log"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.fps <= 1000:
+            raise ValueError(
+                f"fps is {self.fps}; give 1 to 1000 frames per second, here or with --fps."
+            )
+        if self.silence <= 0:
+            raise ValueError(f"silence is {self.silence:g}; give seconds, such as 0.5.")
 
     @property
     def column_paths(self) -> list[str]:
@@ -115,8 +139,7 @@ def read_layout(
     """The layout with a known name or in a JSON file; other arguments replace its own values.
 
     Raises:
-      ValueError, DatasetError: there is no such layout, or one of its keys is not understood; names
-        the key.
+      ValueError: there is no such layout, or one of its keys is not understood; names the key.
     """
     said = _plain(where)
     said |= {"task": task} if task else {}
@@ -146,130 +169,29 @@ def _plain(where: str) -> dict[str, Any]:
 
 
 def _parsed(file: str, said: Mapping[str, Any]) -> ImportLayout:
-    if unknown := sorted(said.keys() - _KEYS):
-        raise DatasetError(
-            file, unknown[0], f"is not a key of a layout; the keys are {sorted(_KEYS)}."
-        )
-    fps = said.get("fps")
-    if type(fps) is not int or not 1 <= fps <= 1000:
-        raise DatasetError(
-            file,
-            "fps",
-            f"is {short(fps)}; give a whole number of frames per second, here or with --fps.",
-        )
-    columns = _mapping(file, "columns", said.get("columns"))
-    cameras = _mapping(file, "cameras", said.get("cameras", {}))
-    silence = said.get("silence", 1.0)
-    if type(silence) not in (int, float) or not 0 < silence < float("inf"):
-        raise DatasetError(file, "silence", f"is {short(silence)}; give seconds, such as 0.5.")
-    return ImportLayout(
-        name=file,
-        fps=fps,
-        columns={name: _columns(file, name, value) for name, value in columns.items()},
-        cameras={name: _camera(file, name, value) for name, value in cameras.items()},
-        task=_task(file, said.get("task", "")),
-        robot=_text(file, "robot", said.get("robot", "")) or None,
-        episodes=_text(file, "episodes", said.get("episodes", "")),
-        time=_text(file, "time", said.get("time", "")),
-        time_unit=_choice(file, "time_unit", said.get("time_unit", "s"), TimeUnit),
-        silence=float(silence),
-        gaps=_choice(file, "gaps", said.get("gaps", "refuse"), Gaps),
-        clock=_choice(file, "clock", said.get("clock", "log"), Clock),
-    )
+    columns, cameras, task = (said.get(key, {}) for key in ("columns", "cameras", "task"))
+    if columns in ({}, []) or (isinstance(columns, dict) and [] in columns.values()):
+        raise ValueError(f"{file}: layout.columns is {short(columns)}; give what each comes from.")
+    if isinstance(columns, dict):
+        columns = {name: _several(value) for name, value in columns.items()}
+    if isinstance(cameras, dict):
+        cameras = {name: _source(value) for name, value in cameras.items()}
+    task = {"text": task} if isinstance(task, str) else _source(task)
+    full = {**said, "columns": columns, "cameras": cameras, "task": task}
+    try:
+        return from_json(ImportLayout, full, f"{file}: layout")
+    except ValueError as error:
+        raise ValueError(f"{error} docs/importing.md explains every key.") from error
 
 
-_KEYS = {
-    "fps", "robot", "task", "columns", "cameras", "episodes", "time", "time_unit", "silence",
-    "gaps", "clock",
-}  # fmt: skip
+def _several(value: Any) -> list[Any]:
+    return [_source(each) for each in (value if isinstance(value, list) else [value])]
 
 
-def _mapping(file: str, key: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict) or (key == "columns" and not value):
-        raise DatasetError(
-            file,
-            key,
-            f"is {short(value)}; give an object that maps names in the dataset to sources.",
-        )
-    return value
-
-
-def _columns(file: str, name: str, value: Any) -> tuple[ColumnSource, ...]:
-    given = value if isinstance(value, list) and value else [value]
-    return tuple(_column(file, f"columns/{name}", one) for one in given)
-
-
-def _column(file: str, key: str, value: Any) -> ColumnSource:
-    said = _source(file, key, value, {"dims", "names"})
-    dims, names = said.get("dims"), said.get("names")
-    if dims is not None and not (
-        isinstance(dims, list) and dims and all(type(d) is int and d >= 0 for d in dims)
-    ):
-        raise DatasetError(file, key, f"has dims {short(dims)}; give a list of numbers from 0.")
-    if names is not None and not (
-        isinstance(names, list) and names and all(isinstance(n, str) for n in names)
-    ):
-        raise DatasetError(file, key, f"has names {short(names)}; give a list of texts.")
-    return ColumnSource(
-        said["from"],
-        None if dims is None else tuple(dims),
-        None if names is None else tuple(names),
-    )
-
-
-def _camera(file: str, name: str, value: Any) -> CameraSource:
-    key = f"cameras/{name}"
-    said = _source(file, key, value, {"colour", "turned"})
-    turned = said.get("turned", False)
-    if type(turned) is not bool:
-        raise DatasetError(file, key, f"has turned {short(turned)}; give true or false.")
-    colour = _choice(file, f"{key}/colour", said.get("colour", "rgb"), Colour)
-    return CameraSource(said["from"], colour, turned)
-
-
-def _task(file: str, value: Any) -> TaskSource:
-    if isinstance(value, str):
-        return TaskSource(text=value)
-    if isinstance(value, dict) and list(value) == ["file"] and isinstance(value["file"], str):
-        try:
-            groups = re.compile(value["file"]).groups
-        except re.error as error:
-            raise DatasetError(
-                file, "task/file", f"is not a regular expression ({error}); correct it."
-            ) from None
-        if groups != 1:
-            raise DatasetError(
-                file, "task/file", f"is a pattern with {groups} groups; give it exactly one."
-            )
-        return TaskSource(file=value["file"])
-    return TaskSource(path=_source(file, "task", value, set())["from"])
-
-
-def _source(file: str, key: str, value: Any, more: set[str]) -> dict[str, Any]:
-    said = {"from": value} if isinstance(value, str) else value
-    if (
-        not isinstance(said, dict)
-        or not isinstance(said.get("from"), str)
-        or not said["from"]
-        or said.keys() - more - {"from"}
-    ):
-        also = f" and optionally {', '.join(sorted(more))}" if more else ""
-        raise DatasetError(
-            file, key, f"is {short(value)}; give a path as text, or an object with 'from'{also}."
-        )
-    return said
-
-
-def _text(file: str, key: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise DatasetError(file, key, f"is {short(value)}; give a text.")
-    return value
-
-
-def _choice(file: str, key: str, value: Any, kind: Any) -> Any:
-    if value not in get_args(kind):
-        raise DatasetError(file, key, f"is {short(value)}; give {' or '.join(get_args(kind))}.")
-    return value
+def _source(value: Any) -> dict[str, Any]:
+    """A source in full, for which its path alone may stand; `from` is its path."""
+    said = value if isinstance(value, dict) else {"from": value}
+    return {"path" if key == "from" else key: each for key, each in said.items()}
 
 
 def _filled(name: str, paths: list[str], names: list[str], file: Path) -> dict[str, list[str]]:
@@ -287,6 +209,11 @@ def _filled(name: str, paths: list[str], names: list[str], file: Path) -> dict[s
     if not found:
         raise _missing(file, paths[0], name, names)
     return found
+
+
+def _check_path(path: str) -> None:
+    if not path:
+        raise ValueError("from is empty; give a path in the recording.")
 
 
 def _patterns_first(item: tuple[str, Any]) -> bool:

@@ -124,7 +124,7 @@ def _resolved(path: Path, layout: ImportLayout) -> ImportLayout:
     cameras."""
     if layout.time:
         raise DatasetError(
-            layout.name, "time", "is given, but RLDS has steps at a steady rate; leave it out."
+            "layout", "time", "is given, but RLDS has steps at a steady rate; leave it out."
         )
     dataset = _opened(path, layout.fps)
     numbers = [

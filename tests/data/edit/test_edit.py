@@ -24,7 +24,7 @@ from data.lerobot.writer import DatasetWriter
 from data.validation.validate import validate
 from data.video.encoding import VideoEncoding
 from data.video.video import encode_mp4
-from models.groot.modality import read_modality
+from models.families.groot.modality import read_modality
 from tests.helpers.data.pictures import encode
 from tests.helpers.data.recording import (
     FEATURES,

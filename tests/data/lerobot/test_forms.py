@@ -9,8 +9,8 @@ import pytest
 
 from data import open_dataset
 from data.columns import BOOKKEEPING
+from data.dataset import picture_shape
 from data.errors import DatasetError, MissingFileError
-from data.lerobot.metadata import picture_shape
 from tests.helpers.data.fake_hub import REPOSITORY, fake_hub
 from tests.helpers.data.pictures import add_feature, edit_info, png, set_column, stored_in_parquet
 from tests.helpers.data.recording import (

@@ -1,6 +1,7 @@
 """Batches of a mixture: the planned samples, whatever the hosts, workers and threads."""
 
 from dataclasses import replace
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import jax
 import numpy as np
@@ -15,8 +16,14 @@ from data.packing.packing import fit_layout
 from data.packing.plan import Plan
 from data.store.store import build_store
 from models import Embodiment, Normalizer, pack
+from models.families.groot.eagle_turn import EagleTurn
+from models.inputs.action_tokens import ActionTokens
+from models.inputs.bpe import ByteBpe
 from models.inputs.fast import Fast
 from models.inputs.packed_batch import ACTION_TOKENS
+from models.inputs.parts import kinds, part_class
+from models.inputs.pictures import PictureFit, picture_fit
+from models.inputs.prompts import TemplatePrompt, template
 from tests.helpers.data.layouts import layout
 from tests.helpers.data.recording import FRONT, WRIST
 from tests.helpers.data.two_feeds import (
@@ -33,6 +40,8 @@ from tests.helpers.data.two_feeds import (
     expected,
     make_plan,
 )
+from tests.helpers.models.groot_whole import WHOLE
+from tests.helpers.models.processors import tokens_of
 
 
 def sample(processor, draw):
@@ -78,23 +87,64 @@ def test_a_batch_holds_the_planned_samples_prepared_as_for_acting():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("padding", [False, True])
-def test_a_state_read_as_text_is_spelt_as_for_acting(padding):
-    spelt = replace(PROCESSOR, state_input="text", spells_padding=padding)
-    budget = replace(PLAN.layout, prefix=600, text=560, samples=4)
-    sources = [plan_source(feed, spelt) for feed in FEEDS]
+def spelling(**changes):
+    reader = replace(PROCESSOR.prompts, template=template("text"), **changes)
+    return replace(PROCESSOR, state_input="text", prompts=reader)
+
+
+def choices(part):
+    """Each other value of each field of a part that has a choice."""
+    for name, hint in get_type_hints(part).items():
+        values = (False, True) if hint is bool else get_args(hint)
+        if hint is bool or get_origin(hint) is Literal:
+            yield from ({name: value} for value in values)
+
+
+FAST = Fast.train(np.random.default_rng(0).uniform(-9, 9, (200, HORIZON, 5)), 900)
+EAGLE = ByteBpe.read(WHOLE / "eagle")
+OPTIONS = {
+    **{
+        f"pictures-{kind}": replace(PROCESSOR, pictures=picture_fit(kind, SIZE))
+        for kind in kinds(PictureFit)
+    },
+    **{
+        f"prompts-{'-'.join(map(str, *change.items()))}": spelling(**change)
+        for change in choices(TemplatePrompt)
+    },
+    **{
+        f"targets-{kind}": replace(PROCESSOR, targets=part_class(ActionTokens, kind)(FAST, 2000))
+        for kind in kinds(ActionTokens)
+    },
+    "eagle": replace(PROCESSOR, prompts=EagleTurn(EAGLE)),
+    "without language": replace(PROCESSOR, prompts=None),
+    "black": replace(PROCESSOR, black_absent=True),
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_a_batch_is_prepared_as_for_acting_option_by_option(option):
+    """The options are those of the parts, so a new one is compared too."""
+    processor = OPTIONS[option]
+    feeds = tuple(
+        replace(feed, frames=replace(feed.frames, resize=processor.pictures.kind)) for feed in FEEDS
+    )
+    sources = [plan_source(feed, processor) for feed in feeds]
+    targets = 0 if processor.targets is None else 80
+    budget = replace(PLAN.layout, prefix=800, text=700, samples=4, targets=targets)
     plan = Plan(sources, budget, ROWS, window=256)
-    for step, batch in enumerate(batches(2, spelt, plan)):
-        assert_equal(batch, reference(spelt, plan, step))
+    for step, batch in enumerate(batches(2, processor, plan, feeds)):
+        assert_equal(batch, reference(processor, plan, step))
+        if targets:
+            learnt = batch.target_kind[batch.weight > 0]
+            assert (learnt == ACTION_TOKENS).any(axis=-1).all()
+        if processor.black_absent:
+            assert (batch.images.max(axis=(-3, -2, -1)) == 0).any()
 
 
-def test_action_chunks_are_spelt_in_tokens_as_for_acting():
-    chunks = np.random.default_rng(0).uniform(-9, 9, (200, HORIZON, 5))
-    fast = replace(PROCESSOR, fast=Fast.train(chunks, 900), fast_top=2000)
-    plan = Plan(PLAN.sources, replace(PLAN.layout, targets=80), ROWS, window=256)
-    for step, batch in enumerate(batches(2, fast, plan)):
-        assert_equal(batch, reference(fast, plan, step))
-        assert (batch.target_kind[batch.weight > 0] == ACTION_TOKENS).any(axis=-1).all()
+def test_a_store_with_another_fit_than_the_policys_is_refused_by_name():
+    other = replace(PROCESSOR, pictures=picture_fit("bilinear", SIZE))
+    with pytest.raises(ValueError, match="'antialiased', but the policy expects 'bilinear'; conve"):
+        Loader(FEEDS, other, PLAN)
 
 
 @pytest.mark.parametrize("encoding", ["raw", "jpeg"])
@@ -228,12 +278,12 @@ def test_info_counts_the_samples_of_each_source_and_the_fill():
 
 
 def test_states_read_as_text_never_take_more_places_than_planned():
-    spelt = replace(PROCESSOR, state_input="text")
+    spelt = spelling()
     planned = plan_source(FEEDS[0], spelt).text
     states = np.random.default_rng(0).normal(scale=1.5, size=(50, 3))
     for task, wordings in enumerate(TWO.prompts):
         for wording, prompt in enumerate(wordings):
-            longest = max(len(spelt.tokens(prompt, state)) for state in states)
+            longest = max(len(tokens_of(spelt, prompt, state)) for state in states)
             assert longest <= planned[task, wording]
         assert not planned[task, len(wordings) :].any()
 

@@ -17,9 +17,10 @@ from data.mixture.relabelled import Retold
 from data.mixture.trust import always
 from data.statistics.scaling import normalizer
 from data.statistics.stats import describe
-from models import Embodiment, Processor
+from models import Embodiment
 from models.config import from_json, to_json
 from tests.helpers.data.memory_frames import MemoryFrames
+from tests.helpers.models.processors import word_processor
 
 A = MemoryFrames("first", cameras=("observation.images.front", "observation.images.wrist"))
 B = MemoryFrames("second", lengths=(30, 41), fps=50, cameras=("cam_high",), digest="b")
@@ -435,7 +436,7 @@ def test_robots_of_different_dims_live_in_one_mixture_but_not_under_one_name():
     mixture = Mixture((OF_A, DatasetConfig("w", "wide")))
     made = mix(mixture, [A, wide], 4)
     assert [len(robot.actions.offset) for robot in made.embodiments] == [2, 5]
-    reader = Processor(8, 4, 6, 4, "token", ("lift",), made.embodiments)
+    reader = word_processor(8, 4, 6, 4, "token", ("lift",), made.embodiments)
     for number, frames in enumerate((A, wide)):
         state, actions = columns(frames)
         mask = reader.numbers(state[:4], actions[None, :4].repeat(4, 0), embodiment=number)[2]

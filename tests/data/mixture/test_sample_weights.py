@@ -16,8 +16,8 @@ from data.mixture.mixture import DatasetConfig, Mixture, read_mixture
 from data.mixture.sample_weights import stored_column, streamed_column
 from data.packing.weighted_runs import weighted_runs
 from data.store.store import cached_store
-from models import Processor
 from tests.helpers.data.memory_frames import MemoryFrames
+from tests.helpers.models.processors import word_processor
 
 A = MemoryFrames("first")
 LENGTHS = A.lengths.tolist()
@@ -42,7 +42,7 @@ def made(config, frames=A, **options):
 
 def source(mixed):
     feed = mixed.feeds[0]
-    reader = Processor(8, 3, 2, 4, "token", ("lift", "push"), mixed.embodiments)
+    reader = word_processor(8, 3, 2, 4, "token", ("lift", "push"), mixed.embodiments)
     return plan_source(
         feed, reader, episodes=mixed.training[0].tolist(), weights=mixed.sample_weights[0]
     )

@@ -19,7 +19,8 @@ from data.store.direct import open_direct
 from data.store.store import build_store
 from data.video import seek
 from data.video.seek import seek_table
-from models.inputs.pictures import resize_with_pad
+from models.inputs.parts import kinds
+from models.inputs.pictures import PictureFit, picture_fit, resize_with_pad
 from tests.fixtures.lerobot.episodes import _video as textured
 from tests.helpers.data.pictures import png, stored_in_parquet
 from tests.helpers.data.recording import FRONT
@@ -67,6 +68,30 @@ def test_samples_are_those_of_a_frame_store(name, tmp_path):
         assert getattr(frames, known) == getattr(store, known)
     for known in ("lengths", "starts", "present", "duplicate_of", "runs"):
         np.testing.assert_array_equal(getattr(frames, known), getattr(store, known))
+
+
+@pytest.mark.parametrize("kind", kinds(PictureFit))
+def test_pictures_of_every_fit_are_those_that_a_policy_acts_on(kind, tmp_path):
+    """Exactly straight from the files; rounded to grey levels in a store, but for borders."""
+    dataset, fit = open_dataset(FIXTURES / "lerobot_h264"), picture_fit(kind, SIZE)
+    exact = open_direct(dataset, SIZE, tmp_path / "cache", kind, exact=True)
+    raw = build_store(dataset, tmp_path / "raw", SIZE, "raw", resize=kind)
+    jpeg = build_store(dataset, tmp_path / "jpeg", SIZE, "jpeg", resize=kind)
+    rows = np.random.default_rng(0).integers(0, dataset.num_frames, 20)
+    for camera in dataset.cameras:
+        episodes = [dataset.frames(i, camera) for i in range(dataset.num_episodes)]
+        wanted = np.stack([fit(frame) for frame in np.concatenate(episodes)[rows]])
+        found, stored, packed = (np.full_like(wanted, 7) for _ in range(3))
+        exact.images(rows, camera, list(found))
+        np.testing.assert_array_equal(found, wanted)
+        pickle.loads(pickle.dumps(raw)).images(rows, camera, list(stored))
+        assert np.abs(np.subtract(stored, wanted, dtype=np.float32)).max() <= 0.5
+        beside = wanted < 0
+        jpeg.images(rows, camera, list(packed))
+        np.testing.assert_array_equal(packed < 0, beside)
+        errors = np.abs(np.subtract(packed, wanted, dtype=np.float32))[~beside]
+        assert errors.mean() < 8
+    assert beside.any() == (kind == "bilinear-dark")
 
 
 @pytest.mark.parametrize("name", WRITTEN)

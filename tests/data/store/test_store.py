@@ -13,7 +13,7 @@ from data.files.folder import LocalFolder
 from data.frames import ACTION, STATE
 from data.store import convert, tables
 from data.store.store import build_store, cached_store, open_store, verify
-from models.inputs.pictures import fit, resize_with_pad
+from models.inputs.pictures import picture_fit, resize_with_pad
 from tests.helpers.data.recording import FRONT, LENGTHS, TASKS, WRIST, make_episode, write
 
 FRAMES = sum(LENGTHS)
@@ -315,5 +315,5 @@ def test_pictures_are_fitted_as_asked_and_the_store_tells_how(recorded, raw, tmp
     assert store.key != raw.key
     assert raw.resize == "antialiased"
     assert "resize" not in json.loads(raw.folder.local("store.json").read_text())
-    wanted = [fit(frame, 16, "stretched") for frame in dataset.frames(0, FRONT)[:3]]
+    wanted = [picture_fit("stretched", 16)(frame) for frame in dataset.frames(0, FRONT)[:3]]
     np.testing.assert_array_equal(read(store, [0, 1, 2], FRONT), wanted)

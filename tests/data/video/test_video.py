@@ -11,7 +11,7 @@ from data.errors import DatasetError
 from data.video.encoding import VideoEncoding, write_video
 from data.video.seek import seek_table
 from data.video.span import Packets
-from data.video.video import VideoReader, count_packets
+from data.video.video import VideoReader
 
 FPS, SIZE = 10, 32
 
@@ -211,10 +211,9 @@ def test_frames_past_the_end_are_an_error_that_names_them(clip):
         reader.read(5.0, 20, FPS)
 
 
-def test_a_truncated_file_has_fewer_packets_and_an_error_where_it_ends(clip):
+def test_a_truncated_file_is_read_to_its_end_and_an_error_beyond(clip):
     whole = clip.read_bytes()
     clip.write_bytes(whole[: len(whole) * 2 // 3])
-    assert 0 < count_packets(clip) < 60
     with VideoReader(clip) as reader:
         assert reader.read(0.0, 5, FPS).shape == (5, SIZE, SIZE, 3)
         with pytest.raises(DatasetError, match="cut off or damaged"):

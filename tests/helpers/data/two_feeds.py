@@ -9,10 +9,11 @@ import numpy as np
 from data.frames import ACTION, STATE, Feed
 from data.loader.loader import Loader, plan_source
 from data.packing.plan import Plan
-from models import Embodiment, Normalizer, PackedBatch, Processor
+from models import Embodiment, Normalizer, PackedBatch
 from models.inputs.tokenizer import Tokenizer
 from tests.helpers.data.layouts import layout
 from tests.helpers.data.memory_frames import MemoryFrames
+from tests.helpers.models.processors import word_processor
 
 STEPS, ROWS, HORIZON, SIZE = 5, 8, 4, 8
 
@@ -47,7 +48,7 @@ def _processor():
         Embodiment("both", ("wrist", "front"), _scale(3), _scale(2)),
         Embodiment("top", ("wrist", "front"), _scale(3), _scale(5)),
     )
-    return Processor(SIZE, 6, 5, HORIZON, "token", words.words, robots)
+    return word_processor(SIZE, 6, 5, HORIZON, "token", words.words, robots)
 
 
 PROCESSOR = _processor()

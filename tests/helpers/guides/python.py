@@ -30,7 +30,7 @@ GIVEN: dict[str, dict[str, Any]] = {
 ELSEWHERE = {
     "docs/chunking.md": "tests/models/flow/test_realtime_chunking.py",
     "docs/importing.md": "tests/tools/datasets/test_importing.py",
-    "docs/insulation.md": "tests/models/pi/test_targets.py",
+    "docs/insulation.md": "tests/models/families/pi/test_targets.py",
     "docs/mixtures.md": "tests/tools/test_train_mixture.py",
     "docs/own_dataset.md": "tests/tools/test_own_dataset.py",
     "docs/own_environment.md": "tests/sim/test_own_environment.py",

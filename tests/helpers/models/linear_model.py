@@ -16,9 +16,10 @@ from jax.sharding import PartitionSpec
 from data import open_dataset
 from data.lerobot.writer import DatasetWriter
 from data.mixture.mixture import DatasetConfig
-from models import Embodiment, Normalizer, Policy, Processor
+from models import Embodiment, Normalizer, Policy
 from models.layers.layers import Compute
 from models.model import ModelConfig
+from tests.helpers.models.processors import word_processor
 
 SIZE, HORIZON, CAMERAS, VOCABULARY = 16, 5, ("front", "wrist"), 320
 NOISE = 0.01
@@ -112,7 +113,7 @@ def fitted(path: Path, episodes: Sequence[int], blind_to: str = "") -> Policy:
     """A policy fitted to some episodes of `write_reaching`."""
     dataset = open_dataset(path)
     robot = Embodiment("reaching", CAMERAS, Normalizer((0.0,) * 2, (1.0,) * 2), _scale(0.2))
-    processor = Processor(SIZE, 2, 2, HORIZON, "suffix", WORDS, (robot,))
+    processor = word_processor(SIZE, 2, 2, HORIZON, "suffix", WORDS, (robot,))
     model = Linear(LinearConfig())
     policy = Policy(model, model.init(jax.random.key(0)), processor, sizes=(4,))
     samples, chunks = zip(*_observed(policy, dataset, episodes), strict=True)

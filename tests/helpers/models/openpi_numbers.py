@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from models.checkpoints.released import CAMERAS
+from models.families.pi.released import CAMERAS
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "openpi"
 TOLD: dict[str, Any] = {

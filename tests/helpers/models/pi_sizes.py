@@ -1,10 +1,10 @@
 """Sizes of π0.5 that tests share, and with them compiled programs: as small as it goes, and
 with dims that every axis of a mesh divides."""
 
+from models.families.pi.model import PiConfig
 from models.layers.gemma import GemmaConfig
 from models.layers.layers import Compute
 from models.layers.siglip import SiglipConfig
-from models.pi.model import PiConfig
 
 TINY = PiConfig(
     vision=SiglipConfig(width=16, depth=1, hidden=24, heads=2, patch=4),

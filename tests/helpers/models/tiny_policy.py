@@ -7,9 +7,10 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from models import Embodiment, Normalizer, Pi, Policy, Processor
+from models import Embodiment, Normalizer, Pi, Policy
 from models.load import load_policy
 from tests.helpers.models.pi_sizes import TINY
+from tests.helpers.models.processors import word_processor
 
 GROOT = Path(__file__).parents[2] / "fixtures" / "groot"
 CONFIG = TINY
@@ -17,7 +18,7 @@ ARM = Embodiment(
     "arm", ("front",), Normalizer((0.0,) * 3, (1.0,) * 3), Normalizer((0.5, -1.0), (2.0, 0.5))
 )
 WORDS = ("push", "pull", "the", "red", "green", "block", "far", "away")
-PROCESSOR = Processor(8, 3, 4, 6, "token", WORDS, (ARM,), text_limit=100)
+PROCESSOR = word_processor(8, 3, 4, 6, "token", WORDS, (ARM,), text_limit=100)
 KEYS = np.array([[5, 0], [5, 1], [7, 0], [2**32 - 1, 9], [0, 0]], np.uint32)
 
 

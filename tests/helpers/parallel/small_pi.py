@@ -9,9 +9,9 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
+from models.families.pi.model import SHARDING_RULES, Pi, PiConfig
 from models.inputs.packed_batch import PackedBatch, Sample, pack
 from models.layers.fp8 import is_history
-from models.pi.model import SHARDING_RULES, Pi, PiConfig
 from parallel.hosts.distributed import put_batch, row_share
 from parallel.optimizer import OptimizerConfig
 from parallel.step import TrainState, abstract_state, make_train_step, state_from

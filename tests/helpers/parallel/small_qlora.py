@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 
+from models.families.pi.model import PiConfig
 from models.layers.layers import Lora
 from models.layers.quantized import quantize
-from models.pi.model import PiConfig
 from tests.helpers.parallel import small_pi
 
 BLOCKS = r"^(vision/blocks|(language|expert)/layers/(attention|mlp))/"

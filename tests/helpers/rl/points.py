@@ -7,12 +7,13 @@ from typing import ClassVar
 
 import jax
 
-from models import Embodiment, Normalizer, Pi, Processor
+from models import Embodiment, Normalizer, Pi
 from models.config import to_json
 from parallel.checkpoint import CheckpointWriter
 from rl.config import FlowConfig, LearnerConfig, ObjectiveConfig, RlConfig, RolloutConfig
 from sim.environments.device_slots import DeviceSlots
 from sim.suite import Suite
+from tests.helpers.models.processors import word_processor
 from tests.helpers.sim.point_world import PointWorld
 from tests.helpers.tools.small_run import MODEL
 
@@ -60,7 +61,7 @@ def save_policy(out: Path, cameras=("top",), seed=0) -> Path:
     robot = Embodiment(
         "pointer", cameras, Normalizer((0.0,) * 2, (1.0,) * 2), Normalizer((0.0,) * 2, (0.5,) * 2)
     )
-    processor = Processor(
+    processor = word_processor(
         image_size=32,
         state_dim=config.state_dim,
         action_dim=config.action_dim,

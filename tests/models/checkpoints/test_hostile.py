@@ -23,12 +23,12 @@ from safetensors.numpy import save
 from models.checkpoints import digests
 from models.checkpoints.safetensors_format import map_file
 from models.checkpoints.sources import open_orbax, open_safetensors
+from models.families.groot import checkpoint as groot
+from models.families.pi import lerobot
+from models.families.pi.lerobot_statistics import read_normalizers
 from models.files.foreign_json import LARGEST_BYTES, read_json
-from models.groot import checkpoint as groot
 from models.inputs.fast import Fast
 from models.inputs.tokenizer import SentencePiece
-from models.pi import lerobot
-from models.pi.lerobot_statistics import read_normalizers
 
 A = np.arange(12, dtype=np.float32).reshape(3, 4)
 ENTRY = {"dtype": "F32", "shape": [3, 4], "data_offsets": [0, 48]}

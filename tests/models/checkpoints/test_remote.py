@@ -13,9 +13,9 @@ from huggingface_hub import constants
 
 from models import Policy, load_policy
 from models.checkpoints import own
-from models.checkpoints.released import find_released
 from models.checkpoints.remote import is_remote, local, url_of
 from models.config import to_json
+from models.families.pi.released import find_released
 from models.files.bucket import Bucket
 from parallel.checkpoint import CheckpointWriter
 from tests.helpers.models.buckets import memory_bucket

@@ -10,11 +10,11 @@ import pytest
 
 from models import Pi, load_policy
 from models.config import model_config, to_json
+from models.families.groot.model import GrootConfig
+from models.families.pi.fast.model import Pi0FastConfig
+from models.families.pi.model import PiConfig
 from models.flow import flow
 from models.flow.realtime_chunking import Given, Guidance
-from models.groot.model import GrootConfig
-from models.pi.fast.model import Pi0FastConfig
-from models.pi.model import PiConfig
 from parallel.checkpoint import CheckpointWriter
 from tests.helpers.models.tiny_policy import CONFIG, KEYS, PROCESSOR, openpi, tiny_policy
 

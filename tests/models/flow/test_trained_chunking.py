@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from models import Pi, pack
+from models.families.pi import model as pi
 from models.flow import flow
 from models.load import load_policy
-from models.pi import model as pi
 from tests.helpers.models.pi_samples import CONFIG, KEY, samples
 from tests.helpers.models.random_parameters import random_parameters
 from tests.helpers.models.released_cases import RELEASED_CASES, answers, case_policy

@@ -7,6 +7,7 @@ import pytest
 
 from models import Embodiment, Normalizer, Processor
 from models.inputs.adapters import ADAPTERS
+from tests.helpers.models.processors import word_processor
 
 VALUES = [-0.9, -0.746, -0.592, -0.438, -0.285, -0.131, 0.25]
 VALUES += [0.177, 0.331, 0.485, 0.638, 0.792, 0.946, 0.8]
@@ -36,7 +37,7 @@ def test_alohas_units_are_converted_as_openpi_converts_them(kind):
 def aloha(relative: tuple[int, ...]) -> Processor:
     one = Normalizer((0.0,) * 14, (1.0,) * 14)
     robot = Embodiment("robot", ("front",), one, one, relative, adapter="aloha")
-    return Processor(14, 16, 16, 2, "suffix", (), (robot,))
+    return word_processor(14, 16, 16, 2, "suffix", (), (robot,))
 
 
 def test_alohas_actions_are_added_to_the_converted_state_and_converted_back():

@@ -5,9 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from models import Embodiment, Normalizer, Processor, Sample, pack
+from models import Embodiment, Normalizer, Sample, pack
 from models.inputs.packed_batch import lay_out
+from models.inputs.prompts import TemplatePrompt, template
 from models.inputs.tokenizer import BOS, Tokenizer
+from tests.helpers.models.processors import tokens_of, word_processor
 from tests.helpers.models.rows import LAYOUT, sample
 
 
@@ -60,7 +62,7 @@ def test_a_row_that_does_not_fit_is_refused_by_the_name_of_its_budget(row, budge
 ROBOT = Embodiment(
     "arm", ("front",), Normalizer((1.0,), (2.0,)), Normalizer((0.0, 3.0), (1.0, 4.0))
 )
-PROCESSOR = Processor(
+PROCESSOR = word_processor(
     image_size=4, state_dim=2, action_dim=3, horizon=2, state_input="token",
     words=("lift", "red"), embodiments=(ROBOT,),
 )  # fmt: skip
@@ -83,8 +85,9 @@ def test_steps_past_the_episodes_end_are_masked_and_zero():
 
 
 def test_state_text_spells_256_bins_of_the_normalised_state():
-    spelt = dataclasses.replace(PROCESSOR, state_input="text")
-    low, high = (spelt.tokens("lift", np.asarray([x])) for x in (-1.0, 0.999))
+    reader = TemplatePrompt(PROCESSOR.tokenizer, template=template("text"))
+    spelt = dataclasses.replace(PROCESSOR, state_input="text", prompts=reader)
+    low, high = (tokens_of(spelt, "lift", np.asarray([x])) for x in (-1.0, 0.999))
     expected = spelt.tokenizer.encode("Task: lift, State: 0;\nAction: ")
     np.testing.assert_array_equal(low, expected)
     np.testing.assert_array_equal(high, spelt.tokenizer.encode("Task: lift, State: 255;\nAction: "))

@@ -2,25 +2,29 @@
 
 import io
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import sentencepiece
 
 from models import Embodiment, Normalizer, Processor
+from models.checkpoints.statistics_file import read_scale
 from models.config import from_json, to_json
 from models.inputs.observation import read_observation
-from models.inputs.tokenizer import SentencePiece
+from models.inputs.tokenizer import SentencePiece, TextTokenizer
 from models.load import load_policy
-from models.pi.statistics_file import read_scale
 from tests.helpers.models.openpi_numbers import FIXTURES, TOLD
+from tests.helpers.models.processors import tokens_of, word_processor
 
 PROMPTS = json.loads((FIXTURES / "prompts.json").read_text())
 
 
-class Bytes:
+@dataclass(frozen=True)
+class Bytes(TextTokenizer):
     """The tokenizer with which the peer's prompts were recorded: UTF-8, 1 begins every text."""
+
+    begins = 1
 
     def encode(self, text: str) -> np.ndarray:
         return np.array([1, *text.encode()], np.int32)
@@ -30,7 +34,7 @@ def processor(state_input: str, **changes) -> Processor:
     identity = Normalizer((0.0,) * 10, (1.0,) * 10)
     robot = Embodiment("robot", ("front",), identity, identity)
     settings = {"words": (), "embodiments": (robot,), "text_limit": 24} | changes
-    return Processor(
+    return word_processor(
         image_size=8,
         state_dim=10,
         action_dim=10,
@@ -44,8 +48,8 @@ def processor(state_input: str, **changes) -> Processor:
 def test_prompts_become_openpis_tokens_and_are_never_cut(case):
     state = case["state"]
     reader = processor("suffix" if state is None else "text", text_limit=case["length"])
-    vars(reader)["tokenizer"] = Bytes()
-    arguments = (case["prompt"], np.zeros(3) if state is None else np.array(state))
+    reader = reader.with_tokenizer(Bytes())
+    arguments = (reader, case["prompt"], np.zeros(3) if state is None else np.array(state))
     whole = next(
         c["ids"]
         for c in PROMPTS
@@ -53,9 +57,9 @@ def test_prompts_become_openpis_tokens_and_are_never_cut(case):
     )
     if len(whole) > case["length"]:
         with pytest.raises(ValueError, match=f"{len(whole)} tokens long, .* {case['length']}"):
-            reader.tokens(*arguments)
+            tokens_of(*arguments)
     else:
-        assert reader.tokens(*arguments).tolist() == case["ids"]
+        assert tokens_of(*arguments).tolist() == case["ids"]
 
 
 def test_quantile_statistics_scale_as_openpis_and_a_constant_dimension_is_its_lowest_bin():
@@ -80,9 +84,9 @@ def test_a_sentencepiece_model_travels_in_the_processor(tmp_path):
     file = tmp_path / "tokenizer.model"
     file.write_bytes(model.getvalue())
     pieces = SentencePiece.read(file)
-    reader = from_json(Processor, to_json(processor("suffix", sentencepiece=pieces.model)))
+    reader = from_json(Processor, to_json(processor("suffix").with_tokenizer(pieces)))
     plain = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
-    tokens = reader.tokens("lift the red block", np.zeros(3))
+    tokens = tokens_of(reader, "lift the red block", np.zeros(3))
     assert tokens[: len(tokens) - len(plain.encode("\n"))].tolist() == plain.encode(
         "lift the red block", add_bos=True
     )
@@ -100,7 +104,7 @@ ARM = Embodiment(
     Normalizer((0.5, 0.0, 1.0), (2.0, 0.5, 4.0)),
     relative=(2, -1, 0),
 )
-MEASURED = Processor(8, 4, 4, 2, "token", ("lift",), (ARM,))
+MEASURED = word_processor(8, 4, 4, 2, "token", ("lift",), (ARM,))
 STATES = np.array([[1.0, 2.0, 3.0], [-1.0, 0.0, 0.5]], np.float32)
 CHUNKS = np.array(
     [[[4.5, 0.25, 6.0], [3.5, -0.5, 2.0]], [[0.5, 0.0, 0.0], [2.0, 1.0, -1.0]]], np.float32
@@ -124,7 +128,7 @@ def test_openpis_delta_mask_is_the_dims_own_number():
     """openpi: mask (true, true, false) takes state dims 0 and 1 off, for every step alike."""
     plain = Normalizer((0.0,) * 3, (1.0,) * 3)
     robot = Embodiment("openpi", (), plain, plain, relative=(0, 1, -1))
-    reader = Processor(8, 4, 3, 2, "token", ("lift",), (robot,))
+    reader = word_processor(8, 4, 3, 2, "token", ("lift",), (robot,))
     expected = CHUNKS - [[[1.0, 2.0, 0.0]], [[-1.0, 0.0, 0.0]]]
     np.testing.assert_array_equal(reader.numbers(STATES, CHUNKS)[1], expected)
 

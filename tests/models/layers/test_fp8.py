@@ -13,10 +13,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from models import pack
 from models.attention.target import compiling_for
+from models.families.pi.model import Pi, PiConfig
 from models.layers import fp8
 from models.layers.layers import Compute, Dense
 from models.layers.quantized import quantize
-from models.pi.model import Pi, PiConfig
 from parallel.planning import deviceless
 from tests.helpers.models.fp8_training import action_error, held_out_loss, train
 from tests.helpers.models.pi_samples import CONFIG, KEY, samples

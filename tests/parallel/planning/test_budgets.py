@@ -11,10 +11,10 @@ import jax
 import pytest
 
 from models import Pi
-from models.groot.model import SHARDING_RULES as GROOT_RULES
-from models.groot.model import Groot, GrootConfig
+from models.families.groot.model import SHARDING_RULES as GROOT_RULES
+from models.families.groot.model import Groot, GrootConfig
+from models.families.pi.model import SHARDING_RULES as PI_RULES
 from models.layers.layers import Compute
-from models.pi.model import SHARDING_RULES as PI_RULES
 from models.sharding import axes_of, path_name, shardings
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.optimizer import OptimizerConfig

@@ -72,6 +72,10 @@ def page(report):
     return Page(render(report))
 
 
+def course(x, y):
+    return charts.Course("one", "main", x, y, noisy=True)
+
+
 def test_page_loads_nothing_from_elsewhere(report, page):
     assert "http" not in render(report)
     for tag, attrs in page.elements:
@@ -246,7 +250,7 @@ def test_a_report_without_training_has_no_empty_sections(report):
 )
 def test_curves_of_any_range_have_axes_and_finite_points(y, log):
     x = np.arange(len(y), dtype=float)
-    svg = Page(charts.curve(x, np.array(y, float), name="Loss", log=log))
+    svg = Page(charts.courses([course(x, np.array(y, float))], name="Loss", log=log))
     assert len(svg.all("line")) >= 2
     for line in svg.all("polyline"):
         points = [float(v) for p in line["points"].split() for v in p.split(",")]
@@ -256,11 +260,11 @@ def test_curves_of_any_range_have_axes_and_finite_points(y, log):
 
 def test_long_curves_are_thinned_but_keep_both_ends():
     x = np.arange(5000.0)
-    svg = Page(charts.curve(x, x + 1, name="Loss", log=True))
+    svg = Page(charts.courses([course(x, x + 1)], name="Loss", log=True))
     points = svg.all("polyline")[0]["points"].split()
     assert len(points) == 600
-    assert points[0].startswith("52.0,")
-    assert points[-1].startswith("448.0,")
+    assert points[0].startswith("60.0,")
+    assert points[-1].startswith("462.0,")
 
 
 def test_whiskers_span_the_interval():

@@ -17,8 +17,6 @@ from tools.bench.learn import LearnSizes
 from tools.command_line import versions
 
 GPU_ALONE = {"fp8", "processes", "products", "step"}
-OF_TRAINED = {"rounding", "solver"}
-"""Benchmarks of policies that another command trains."""
 SMALL = "from tools.bench.data.plan import mixture, planned; import json; \
 from tools.recipes.presets import PI05 as p; s = mixture(3000, p); \
 print(json.dumps({'ratio': 2.5, **planned(s, p.layout(s), 1000)}))"
@@ -39,7 +37,7 @@ def test_each_is_a_benchmark_and_none_that_a_cpu_can_run_is_missing() -> None:
     names = [each.name for each in BENCHES]
     assert len(set(names)) == len(names)
     given = {each.name: each.of[0] if each.of else each.name for each in BENCHES}
-    assert {*given.values()} == BENCHMARKS.keys() - GPU_ALONE - OF_TRAINED
+    assert {*given.values()} == BENCHMARKS.keys() - GPU_ALONE
     assert {each.of[0] for each in BENCHES if "--width" in each.of} == set(_WITH_WIDTH)
     tasks = {task.name for task in LearnSizes().tasks}
     assert {each.of[2] for each in BENCHES if "--task" in each.of} == tasks

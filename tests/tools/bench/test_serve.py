@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import numpy as np
 import pytest
 from rich.console import Console
 
@@ -42,4 +41,4 @@ def test_a_random_policy_reads_states_of_all_dims_as_text():
     """π0.5's, as `--width real` serves it; its words are the prompt's, so numbers are spelt."""
     model = TINY.model.changed(state_input="text", state_dim=32)
     policy = random_policy(model, ["lift"], state=32)
-    assert len(policy.processor.tokens("lift", np.ones(32, np.float32))) > 100
+    assert policy.processor.longest_text(["lift"], 0, 1)[0] > 100

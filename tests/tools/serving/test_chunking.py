@@ -8,8 +8,9 @@ import msgpack
 import numpy as np
 import pytest
 
-from models import Pi, Policy, Processor
+from models import Pi, Policy
 from models.policy import _committed
+from tests.helpers.models.processors import word_processor
 from tests.helpers.tools.served import OBSERVATION, ROBOT, client, serving
 from tools.recipes.presets import TINY
 from tools.serving.engine import Engine
@@ -58,7 +59,7 @@ def engine():
     config = TINY.model
     shape = (config.image_size, config.state_dim, config.action_dim, config.horizon)
     words = tuple(OBSERVATION["prompt"].split())
-    processor = Processor(*shape, "token", words, (ROBOT,), text_limit=32)
+    processor = word_processor(*shape, "token", words, (ROBOT,), text_limit=32)
     policy = Numbered(Pi(config), None, processor, sizes=(1, 4))
     with Engine(policy, Metrics(), deadline=0, capacity=64, chunking="guided") as engine:
         yield engine

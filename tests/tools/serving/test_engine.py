@@ -16,9 +16,10 @@ import pytest
 from rich.console import Console
 from websockets.exceptions import ConnectionClosed
 
-from models import Embodiment, Normalizer, Pi, Policy, Processor
+from models import Embodiment, Normalizer, Pi, Policy
 from models.config import to_json
 from parallel.checkpoint import CheckpointWriter
+from tests.helpers.models.processors import word_processor
 from tests.helpers.tools.served import client, serving
 from tests.helpers.tools.visitor import NEEDS_CLIENT, visit
 from tools.recipes.presets import TINY
@@ -39,7 +40,7 @@ def robot(**changed):
 
 def make_policy(embodiment, **changed):
     config = replace(TINY.model, chunks=1, steps=2, **changed)
-    processor = Processor(
+    processor = word_processor(
         image_size=config.image_size,
         state_dim=config.state_dim,
         action_dim=config.action_dim,

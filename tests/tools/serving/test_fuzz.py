@@ -11,7 +11,8 @@ import pytest
 import simplejpeg
 from websockets.exceptions import ConnectionClosed
 
-from models import Pi, Policy, Processor
+from models import Pi, Policy
+from tests.helpers.models.processors import word_processor
 from tests.helpers.tools.served import (
     OBSERVATION,
     PICTURE,
@@ -171,7 +172,7 @@ def fuzz(count, malformed, senders=4):
 def test_what_is_read_of_malformed_messages_never_fails_in_the_policys_preparation():
     config = TINY.model
     shape = (config.image_size, config.state_dim, config.action_dim, config.horizon)
-    processor = Processor(*shape, "token", ("lift", "block"), (ROBOT,), text_limit=32)
+    processor = word_processor(*shape, "token", ("lift", "block"), (ROBOT,), text_limit=32)
     session = Session(1, connection=None, allowance=Allowance(1), task=None)
     read = 0
     with Engine(Policy(Pi(config), None, processor), Metrics(), deadline=0, capacity=64) as engine:

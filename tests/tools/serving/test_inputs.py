@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from models.checkpoints.released import RELEASED
+from models.families.pi.released import RELEASED
 from models.inputs.embodiment import Embodiment, Normalizer
 from models.inputs.raw import RawKeys
 from tests.helpers.tools.served import OBSERVATION, PICTURE, ROBOT

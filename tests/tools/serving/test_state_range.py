@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from models import Embodiment, Normalizer, Pi, Policy, Processor
+from models import Embodiment, Normalizer, Pi, Policy
+from tests.helpers.models.processors import word_processor
 from tests.helpers.tools.served import OBSERVATION, client, get, serving
 from tools.recipes.presets import TINY
 from tools.serving.engine import Engine
@@ -27,7 +28,7 @@ ARM = Embodiment("arm", CAMERAS, SCALE, Normalizer((0.0,) * 2, (1.0,) * 2))
 def make_engine(robot=ARM, **options):
     config = replace(TINY.model, state_dim=14, action_dim=14)
     shape = (config.image_size, config.state_dim, config.action_dim, config.horizon)
-    processor = Processor(
+    processor = word_processor(
         *shape, "token", tuple(OBSERVATION["prompt"].split()), (robot,), text_limit=32
     )
     policy = Policy(Pi(config), None, processor)

@@ -235,22 +235,9 @@ def loading(frames: Frames) -> tuple[Feed, Processor, Plan]:
     """Everything with which a run of π0.5 would load batches of 32 unpacked samples."""
     feed = Feed(frames, 0, frames.cameras, tuple(range(_HORIZON)))
     texts = [wording for task in frames.prompts for wording in task]
-    processor = Processor(
-        image_size=_MODEL.image_size,
-        state_dim=_MODEL.state_dim,
-        action_dim=_MODEL.action_dim,
-        horizon=_HORIZON,
-        state_input=_MODEL.state_input,
-        words=Tokenizer.build(texts, _MODEL.vocabulary).words,
-        embodiments=(
-            Embodiment(
-                frames.name,
-                frames.cameras,
-                normalizer(frames.stats[STATE], STATE),
-                normalizer(frames.stats[ACTION], ACTION),
-            ),
-        ),
-    )
+    scales = normalizer(frames.stats[STATE], STATE), normalizer(frames.stats[ACTION], ACTION)
+    robot = Embodiment(frames.name, frames.cameras, *scales)
+    processor = _MODEL.processor([robot], Tokenizer.build(texts, _MODEL.vocabulary))
     source = plan_source(feed, processor)
     images, text = int(source.images.max()), int(source.text.max())
     needed = _MODEL.layout(prefix=0, samples=1, images=images).prefix_length(images, text)

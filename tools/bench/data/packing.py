@@ -6,16 +6,23 @@ both forms alternate in one run, so a drifting machine slows both alike; the fig
 With `--width real`, layers have π0.5's released widths.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
+from statistics import median
 from typing import Any
 
+import jax
 import numpy as np
 
 from data.packing.packing import assign_rows, pack_kinds
-from models import Layout, PackedBatch, PiConfig, Sample, pack
+from models import Layout, PackedBatch, Pi, PiConfig, Sample, pack
+from models.families.pi.model import SHARDING_RULES
 from models.terminal import Console
+from parallel.mesh import MeshConfig, make_mesh
 from parallel.optimizer import OptimizerConfig
-from tools.bench.data import padding
+from parallel.step import abstract_state, init_state, make_train_step
+from tools.bench.models.attention import alternate
 from tools.bench.models.pi05 import CONFIG, Width, wide
 from tools.recipes.presets import TINY, row_layout
 
@@ -30,8 +37,7 @@ def run(console: Console, tiny: bool = False, width: Width = "small") -> dict[st
 
     Args:
       tiny: real widths with small pictures and short rows, and a round of each.
-      width: of the layers, "small" (the preset `tiny`) or "real" (two of each of pi05's stacks);
-        real ones have `rows` of other lengths too (`tools.bench.data.padding`).
+      width: of the layers, "small" (the preset `tiny`) or "real" (two of each of pi05's stacks).
     """
     config, optimizer, count, rounds = _SMALL, TINY.optimizer, _SAMPLES, _ROUNDS
     if width == "real":
@@ -40,16 +46,35 @@ def run(console: Console, tiny: bool = False, width: Width = "small") -> dict[st
     samples = mixture(count, config=config)
     console.print("Timing steps on the mixture, packed and padded in turn")
     forms = {"packed": packed(samples, config), "padded": padded(samples, config)}
-    found = padding.compared(config, optimizer, forms, rounds)
-    if width == "real":
-        cases = padding.TINY_CASES if tiny else padding.CASES
-        found |= {"rows": padding.rows(console, replace(config, image_size=28), cases)}
+    found = compared(config, optimizer, forms, rounds)
     rates = {name: f"{count / took:.2f}" for name, took in found["seconds"].items()}
     return found | {
         "ours": f"{rates['packed']} samples/s packed",
         "other": f"{rates['padded']} samples/s padded",
         "unit": "samples/s",
         "samples": count,
+    }
+
+
+def compared(
+    config: PiConfig, optimizer: OptimizerConfig, forms: Mapping[str, PackedBatch], rounds: int
+) -> dict[str, Any]:
+    """Median seconds of alternating training steps on the forms "packed" and "padded", their ratio
+    (within a round, then the median), the share of time saved, and prefix places.
+
+    `of_places_saved` is that ratio over the ratio of the places: 1 if a step's time falls as much
+    as its places.
+    """
+    seconds = alternate(_trainers(config, optimizer, forms), rounds)
+    places = {name: batch.prefix_segment.size for name, batch in forms.items()}
+    ratio = median(b / a for a, b in zip(seconds["packed"], seconds["padded"], strict=True))
+    return {
+        "ratio": ratio,
+        "time_saved": 1 - 1 / ratio,
+        "of_places_saved": ratio * places["packed"] / places["padded"],
+        "seconds": {name: median(took) for name, took in seconds.items()},
+        "places": places,
+        "fill": {n: float((np.asarray(b.prefix_segment) > 0).mean()) for n, b in forms.items()},
     }
 
 
@@ -84,6 +109,24 @@ def padded(samples: list[Sample], config: PiConfig = _SMALL) -> PackedBatch:
     row = config.layout(prefix=0, samples=1, images=images, text=text)
     layout = replace(row, prefix=row.prefix_length(images, text))
     return pack([[s] for s in samples], layout)
+
+
+def _trainers(
+    config: PiConfig, optimizer: OptimizerConfig, batches: Mapping[str, PackedBatch]
+) -> dict[str, Callable[[], Any]]:
+    """Training steps on each batch, which update one state in turn."""
+    model, mesh = Pi(config), make_mesh(MeshConfig(), jax.devices()[:1])
+    optimizer = replace(optimizer, decay_steps=1000)
+    abstract = abstract_state(model, optimizer, SHARDING_RULES, mesh)
+    state = init_state(model, optimizer, abstract, 0)
+    step = make_train_step(model, optimizer, mesh, abstract)
+
+    def call(batch: PackedBatch) -> Any:
+        nonlocal state
+        state, metrics = step(state, batch, 0)
+        return metrics
+
+    return {name: partial(call, jax.device_put(batch)) for name, batch in batches.items()}
 
 
 def _cost(sample: Sample) -> tuple[int, int]:

@@ -172,7 +172,7 @@ def begin_run(path: Path) -> Report:
         from data.packing.plan import Plan
         from data.statistics.scaling import normalizer
         from data.store.store import open_store
-        from models import Embodiment, Processor
+        from models import Embodiment
         from models.inputs.tokenizer import Tokenizer
         from tools.recipes.presets import PI05
     with clock("open the store"):
@@ -183,20 +183,12 @@ def begin_run(path: Path) -> Report:
     with clock("list words"):
         texts = [text for task in store.prompts for text in task]
         texts += [f"Task: , State: {number};\nAction: " for number in range(256)]
-        words = Tokenizer.build(texts, PI05.model.vocabulary).words
+        words = Tokenizer.build(texts, PI05.model.vocabulary)
     with clock("count tokens"):
         model = PI05.model
         state, action = (normalizer(store.stats[name], name) for name in _DIMS)
         robot = Embodiment("synthetic", store.cameras, state, action)
-        processor = Processor(
-            image_size=model.image_size,
-            state_dim=model.state_dim,
-            action_dim=model.action_dim,
-            horizon=model.horizon,
-            state_input=model.state_input,
-            words=words,
-            embodiments=(robot,),
-        )
+        processor = model.processor([robot], words)
         feed = Feed(store, 0, store.cameras, tuple(range(model.horizon)))
         source = plan_source(feed, processor, episodes=training.tolist())
     with clock("plan"):

@@ -26,7 +26,7 @@ from rich.table import Table
 
 from models import PackedBatch, PiConfig
 from models.attention.attention import Implementation
-from models.groot.model import GrootConfig
+from models.families.groot.model import GrootConfig
 from models.layers.dit import TransformerConfig
 from models.layers.gemma import GemmaConfig
 from models.layers.layers import Compute

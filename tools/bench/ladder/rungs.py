@@ -23,7 +23,6 @@ from data.store.store import cached_store
 from data.video.video import VideoReader
 from models import Embodiment, Layout, PackedBatch, Processor
 from models.attention.attention import Implementation
-from models.inputs.pictures import fit
 from models.inputs.tokenizer import Tokenizer
 from models.model import ModelConfig
 
@@ -83,7 +82,7 @@ class OpenedEachTime(Direct):
                 path, start = self.dataset.video(i, camera)
             with VideoReader(path) as reader:
                 picture = reader.read(start + k / self.fps, 1, self.fps)[0]
-            np.copyto(square, fit(picture, self.image_size, self.resize))
+            np.copyto(square, self._fit(picture))
 
 
 def opened(root: Path, image_size: int, cache: Path) -> dict[Pictures, Frames]:
@@ -183,8 +182,5 @@ def _processor(frames: Frames, config: ModelConfig) -> Processor:
     texts = [wording for task in frames.prompts for wording in task]
     cameras = (*frames.cameras, *(f"absent{n}" for n in range(len(frames.cameras), _SLOTS)))
     scales = normalizer(frames.stats[STATE], STATE), normalizer(frames.stats[ACTION], ACTION)
-    return Processor(
-        **config.preparation,
-        words=Tokenizer.build(texts, config.vocabulary).words,
-        embodiments=(Embodiment(frames.name, cameras, *scales),),
-    )
+    robot = Embodiment(frames.name, cameras, *scales)
+    return config.processor([robot], Tokenizer.build(texts, config.vocabulary))

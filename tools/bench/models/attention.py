@@ -19,7 +19,7 @@ from jaxtyping import Int
 
 from models import PiConfig
 from models.attention.attention import Implementation, attend, explain
-from models.groot.model import GrootConfig
+from models.families.groot.model import GrootConfig
 from models.terminal import Console, track
 from parallel.planning.cluster import chip_of
 from tools.bench.attempt import FULL, failed, tell

@@ -25,14 +25,14 @@ import optax
 from jaxtyping import Array, Float
 
 from models import PackedBatch, Pi, PiConfig, Sample, pack
-from models.checkpoints.released import CAMERAS
+from models.families.pi.model import SHARDING_RULES
+from models.families.pi.released import CAMERAS
 from models.flow import flow
 from models.layers.gemma import GEMMA_2B, GEMMA_300M, GemmaConfig
 from models.layers.layers import Compute
 from models.layers.siglip import SiglipConfig
 from models.layers.stack import apart
 from models.load import like_model, load_params
-from models.pi.model import SHARDING_RULES
 from models.terminal import Console
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.optimizer import OptimizerConfig

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models import Embodiment, Normalizer, Policy, Processor
+from models import Embodiment, Normalizer, Policy
+from models.inputs.tokenizer import Tokenizer
 from models.model import ModelConfig
 
 
@@ -24,16 +25,8 @@ def random_policy(
     robot = Embodiment(
         "bench", tuple(cameras), Normalizer.identity(state), Normalizer.identity(actions)
     )
-    processor = Processor(
-        image_size=config.image_size,
-        state_dim=config.state_dim,
-        action_dim=config.action_dim,
-        horizon=config.horizon,
-        state_input=config.state_input,
-        words=tuple(words),
-        embodiments=(robot,),
-        text_limit=200 if config.state_input == "text" else 32,
-    )
+    limit = 200 if config.state_input == "text" else 32
+    processor = config.processor([robot], Tokenizer(tuple(words))).with_limit(limit)
     model, dtype = config.build(), jnp.dtype(config.compute.dtype)
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     leaves, tree = jax.tree.flatten(shapes)

@@ -17,10 +17,10 @@ from rich.table import Table
 from scipy.optimize import nnls
 
 from models import PackedBatch, Pi, PiConfig, Sample, pack
+from models.families.pi.model import SHARDING_RULES
 from models.layers.gemma import GemmaConfig
 from models.layers.layers import Compute
 from models.layers.siglip import SiglipConfig
-from models.pi.model import SHARDING_RULES
 from models.terminal import Console, track
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.optimizer import OptimizerConfig

@@ -1,19 +1,15 @@
-"""One RL run on real threads for each mode of asynchrony: rates, what everyone waited for, and what
-each part cost, from which `rl.simulated.events` simulates the same run.
-"""
+"""One RL run on real threads for each mode of asynchrony: rates, and what everyone waited for."""
 
 import time
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from statistics import fmean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from models import Embodiment, Normalizer, Policy, Processor
-from models.policy import Request
+from models import Embodiment, Normalizer, Policy
+from models.inputs.tokenizer import Tokenizer
 from models.robot_policy import RobotPolicy
 from parallel.mesh import make_mesh
 from parallel.optimizer import select
@@ -29,24 +25,44 @@ from rl.config import (
 from rl.device.colocated import Colocated
 from rl.device.unroll import Traceable
 from rl.host.actor import FlowActor
+from rl.host.experience import MicroBatch, micro_batches
 from rl.host.loop import HostConfig, HostSystem, Inference, StepResult, run_host
 from rl.host.placement import batch_sizes
 from rl.host.staleness import draw_start
 from rl.host.timeline import Summary, Timeline
 from rl.host.weights import Weights
 from rl.learner import FlowLearner
-from rl.records import Ticket
-from rl.simulated.events import Mode, Workload
-from rl.simulated.latency import Latencies, Measured
 from rl.step import abstract_learner_state, learner_state, optimizer_of
-from sim.protocol import Observation, Slots, Spec, Start
-from tools.bench.rl.rl_timed import TimedParts, TimedSlots
+from sim.protocol import Slots, Spec
 from tools.bench.timing import timed
 from tools.recipes.presets import TINY
 from tools.recipes.rl_presets import TABLETOP_GRPO, TABLETOP_PPO, learner_of
 
 MODEL = TINY.model
 _SPANS = 200_000
+
+
+class Mode(NamedTuple):
+    """Mode of a run: which waits it avoids."""
+
+    disaggregated: bool
+    """Inference and learner have devices of their own; otherwise all do one, then the other."""
+    ahead: bool = False
+    """Level 2: rollouts run ahead of the learner by the run's `staleness`, otherwise by nothing."""
+    by_slot: bool = False
+    """Level 1: slots are answered as they report, otherwise when all have."""
+    streamed: bool = False
+    """Level 3: gradients of a step's tickets are computed as these complete, otherwise when all
+    have."""
+
+
+MODES = {
+    "synchronous colocated": Mode(disaggregated=False),
+    "synchronous disaggregated": Mode(disaggregated=True),
+    "+ level 2": Mode(True, ahead=True),
+    "+ levels 1-2": Mode(True, ahead=True, by_slot=True),
+    "all three": Mode(True, ahead=True, by_slot=True, streamed=True),
+}
 
 
 @dataclass(frozen=True)
@@ -64,8 +80,6 @@ class BenchedRun:
     learnt from; `staleness` more steps follow. Neither count."""
     horizon: int = 8
     picture: int = 48
-    max_steps: int = 32
-    """Length of an episode where environments only wait."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +92,6 @@ class Ran:
     """Decisions learnt from."""
     lag: int
     use: Summary
-    workload: Workload
-    """Costs measured during these very steps."""
-    prepared_alone: float
-    """Seconds to prepare an observation with nothing beside it."""
 
     def row(self) -> dict[str, Any]:
         """JSON of the results."""
@@ -125,16 +135,7 @@ class BenchedPolicy:
         )
         config = MODEL.changed(chunks=1, horizon=load.horizon, image_size=load.picture)
         words = sorted({word for texts in spec.prompts for text in texts for word in text.split()})
-        processor = Processor(
-            image_size=config.image_size,
-            state_dim=config.state_dim,
-            action_dim=config.action_dim,
-            horizon=config.horizon,
-            state_input=config.state_input,
-            words=tuple(words),
-            embodiments=(robot,),
-            text_limit=32,
-        )
+        processor = config.processor([robot], Tokenizer(tuple(words))).with_limit(32)
         model = config.build()
         rng, shapes = np.random.default_rng(0), jax.eval_shape(model.init, jax.random.key(0))
         params = jax.tree.map(lambda x: rng.normal(0, 0.05, x.shape).astype(x.dtype), shapes)
@@ -152,35 +153,6 @@ class BenchedPolicy:
     def warm(self) -> None:
         """Compiles all sizes."""
         self.policy.warm(compute=lambda asked: self.actor.answer(self.params, asked))
-        self.alone, self.prepared_alone  # noqa: B018  measured while nothing else computes
-
-    @cached_property
-    def alone(self) -> dict[int, float]:
-        """Seconds that a batch of each size takes with nothing beside it, the median of nine."""
-        found = {}
-
-        def timed(asked: list[Request]) -> None:
-            seconds = []
-            for _ in range(9):
-                since = time.perf_counter()
-                self.actor.answer(self.params, asked)
-                seconds.append(time.perf_counter() - since)
-            found[len(asked)] = median(seconds)
-
-        self.policy.warm(text=1, compute=timed)
-        return found
-
-    @cached_property
-    def prepared_alone(self) -> float:
-        """Seconds to prepare an observation with nothing beside it, the median of 200."""
-        spec, seconds = self.spec, []
-        shown = np.random.default_rng(0).integers(256, size=(len(spec.cameras), *spec.picture, 3))
-        seen = Observation(shown.astype(np.uint8), np.zeros(len(spec.state_names), np.float32))
-        for k in range(200):
-            since = time.perf_counter()
-            self.actor.prepare(seen, spec.prompts[0][0], (0, k))
-            seconds.append(time.perf_counter() - since)
-        return median(seconds)
 
     @cached_property
     def params(self) -> Any:
@@ -207,72 +179,30 @@ def run_mode(
     rollout = load.rollout if mode.ahead else replace(load.rollout, staleness=0)
     steps = load.warm + load.steps + rollout.staleness
     learner = _learner(acting, load, device, steps)
-    timed, timeline = TimedParts(acting.actor, learner), Timeline(_SPANS)
-    telling: Any = TimedSlots(slots, timed)
+    timeline = Timeline(_SPANS)
     moving = select(optimizer_of(_learning(acting), steps), acting.params)[1]
     weights = Weights(jax.device_put(acting.params, device), trained=moving)
     moments: list[tuple[float, Summary, StepResult]] = []
-    lengths: list[int] = []
-
-    def noted(tickets: Iterable[Ticket]) -> Iterator[Ticket]:
-        for ticket in tickets:
-            lengths.extend(len(t.decisions) for t in ticket.trajectories)
-            yield ticket
-
-    def on_step(learnt: StepResult) -> None:
-        moments.append((time.monotonic(), timeline.summary(), learnt))
-        if len(moments) == load.warm:
-            timed.forget()
-            telling.forget()
-            lengths.clear()
-
     run_host(
         HostSystem(
-            [telling],
-            [Inference(timed, partial(jax.device_put, device=jax.local_devices()[0]))],
-            timed,
+            [slots],
+            [Inference(acting.actor, partial(jax.device_put, device=jax.local_devices()[0]))],
+            _Adding(learner),
             weights,
-            lambda ticket: _start(slots, ticket, seeds),
-            lambda tickets: timed.batches(noted(tickets), _OBJECTIVE, load.micro),
+            lambda ticket: draw_start(0, ticket, slots.spec.tasks, seeds),
+            lambda tickets: micro_batches(tickets, acting.policy.rows, _OBJECTIVE, load.micro),
         ),
         HostConfig(rollout, steps, each=mode.by_slot, stream=mode.streamed),
-        on_step=on_step,
+        on_step=lambda learnt: moments.append((time.monotonic(), timeline.summary(), learnt)),
         timeline=timeline,
     )
     (begun, before, _), (ended, after, _) = moments[load.warm - 1], moments[-1 - rollout.staleness]
     counted = [learnt for _, _, learnt in moments[load.warm : len(moments) - rollout.staleness]]
-    took = {
-        what: tuple(
-            span.end - span.begin
-            for span in timeline.spans()
-            if span.what == what and begun <= span.begin and span.end <= ended
-        )
-        for what in ("act", "begin", "update")
-    }
     return Ran(
         steps_per_second=sum(learnt.acted for learnt in counted) / (ended - begun),
         samples_per_second=sum(sum(x.lags.values()) for x in counted) / (ended - begun),
         lag=max(max(learnt.lags) for learnt in counted),
         use=after.since(before),
-        workload=Workload(
-            slots=slots.count,
-            latencies=Latencies(Measured(took["act"]), Measured(took["begin"])),
-            inference=acting.alone
-            | {size: fmean(times) for size, times in sorted(timed.drawing.items())},
-            gradient=fmean(timed.adding),
-            update=fmean(took["update"]),
-            prepare=fmean(timed.preparing),
-            tell=fmean(telling.telling),
-            wake=fmean(telling.waking),
-            tickets=rollout.groups,
-            group=rollout.group,
-            micro=load.micro,
-            staleness=rollout.staleness,
-            deadline=rollout.deadline,
-            replan_steps=rollout.replan_steps,
-            chunks=Measured(tuple(map(float, lengths))),
-        ),
-        prepared_alone=acting.prepared_alone,
     )
 
 
@@ -323,5 +253,15 @@ def _learner(acting: BenchedPolicy, load: BenchedRun, device: Any, steps: int) -
     return FlowLearner(log_prob, state, optimizer, _OBJECTIVE, epochs, parts, mesh, observe)
 
 
-def _start(slots: Slots, ticket: int, seeds: range) -> Start:
-    return draw_start(0, ticket, slots.spec.tasks, seeds)
+class _Adding:
+    """`rl.host.loop.Learner` of micro-batches."""
+
+    def __init__(self, learner: FlowLearner) -> None:
+        self._learner, self.update = learner, learner.update
+
+    @property
+    def params(self) -> Any:
+        return self._learner.state.params
+
+    def add(self, part: MicroBatch) -> None:
+        self._learner.add(part.experience, part.tickets)

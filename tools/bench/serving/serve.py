@@ -24,8 +24,8 @@ import jax
 import numpy as np
 
 from models import PiConfig, Policy
-from models.checkpoints.released import CAMERAS
 from models.config import to_json
+from models.families.pi.released import CAMERAS
 from models.layers.layers import Compute
 from models.layers.stack import apart
 from models.terminal import Console

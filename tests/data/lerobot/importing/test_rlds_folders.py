@@ -132,7 +132,7 @@ def test_an_episode_of_several_instructions_has_the_first_and_it_is_said(tmp_pat
         caplog.text
     )
     with pytest.raises(
-        ValueError, match="rlds, fps: is None; give a whole number of frames per second"
+        ValueError, match="rlds: layout: fps is 0; give 1 to 1000 frames per second"
     ):
         read_layout("rlds")
 

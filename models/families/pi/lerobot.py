@@ -1,0 +1,422 @@
+"""LeRobot's ports of π0 and π0.5, and openpi's own PyTorch files, which lack the leading `model.`.
+
+Names are those of Hugging Face's PaliGemma and Gemma with PyTorch's layouts ([out, in], heads
+merged), one tensor per layer. Up to LeRobot 0.4.4 the embedding is tied to `lm_head`, and only that
+name is saved. LeRobot 0.6.1 saves both, trains the embedding and no longer ties them, so the
+embedding is read.
+"""
+
+import json
+import math
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict
+
+from models.checkpoints.layout import exported
+from models.checkpoints.rename import Rule, Table
+from models.checkpoints.safetensors_format import Entry, new_model, write_file
+from models.checkpoints.sources import CheckpointSource, open_safetensors
+from models.config import from_json
+from models.families.pi.infer import pi_config
+from models.families.pi.model import PiConfig
+from models.files.foreign_json import read_json, section, whole
+
+PyTree = Any
+
+_PALIGEMMA = "paligemma_with_expert.paligemma"
+_EXPERT = "paligemma_with_expert.gemma_expert"
+_VISION = f"{_PALIGEMMA}.model.vision_tower.vision_model"
+_BLOCK = f"{_VISION}.encoder.layers.{{l}}"
+_LANGUAGE = f"{_PALIGEMMA}.model.language_model"
+_VISION_HEADS = 16
+PREPROCESSOR = "policy_preprocessor.json"
+"""File with LeRobot's steps from an observation to the model's inputs."""
+
+
+def _linear(ours: str, theirs: str, *also: str) -> tuple[Rule, ...]:
+    return (
+        Rule(
+            f"{ours}/kernel",
+            f"{theirs}.weight",
+            "o i -> i o",
+            tuple(f"{name}.weight" for name in also),
+        ),
+        Rule(f"{ours}/bias", f"{theirs}.bias", "o -> o", tuple(f"{name}.bias" for name in also)),
+    )
+
+
+def _stacked(ours: str, theirs: str) -> tuple[Rule, ...]:
+    return (
+        Rule(f"{ours}/kernel", f"{theirs}.weight", "o i -> l i o"),
+        Rule(f"{ours}/bias", f"{theirs}.bias", "o -> l o"),
+    )
+
+
+def _layer_norm(ours: str, theirs: str, axes: str) -> tuple[Rule, ...]:
+    return (
+        Rule(f"{ours}/scale", f"{theirs}.weight", axes),
+        Rule(f"{ours}/bias", f"{theirs}.bias", axes),
+    )
+
+
+def _vision_heads(ours: str) -> tuple[Rule, ...]:
+    path, name = f"vision/blocks/{ours}", f"{_BLOCK}.self_attn.{ours}_proj"
+    return (
+        Rule(f"{path}/kernel", f"{name}.weight", "(h e) w -> l w h e"),
+        Rule(f"{path}/bias", f"{name}.bias", "(h e) -> l h e"),
+    )
+
+
+def _projections(ours: str, theirs: str) -> tuple[Rule, ...]:
+    attention, mlp = f"{ours}/layers/attention", f"{ours}/layers/mlp"
+    layer = f"{theirs}.layers.{{l}}"
+    return (
+        Rule(f"{attention}/q/kernel", f"{layer}.self_attn.q_proj.weight", "(n d) w -> l w n d"),
+        Rule(f"{attention}/k/kernel", f"{layer}.self_attn.k_proj.weight", "(g d) w -> l w g d"),
+        Rule(f"{attention}/v/kernel", f"{layer}.self_attn.v_proj.weight", "(g d) w -> l w g d"),
+        Rule(f"{attention}/out/kernel", f"{layer}.self_attn.o_proj.weight", "w (n d) -> l n d w"),
+        Rule(f"{mlp}/gate/kernel", f"{layer}.mlp.gate_proj.weight", "f w -> l w f"),
+        Rule(f"{mlp}/up/kernel", f"{layer}.mlp.up_proj.weight", "f w -> l w f"),
+        Rule(f"{mlp}/down/kernel", f"{layer}.mlp.down_proj.weight", "w f -> l f w"),
+    )
+
+
+def _norms(ours: str, theirs: str) -> tuple[Rule, ...]:
+    layers, layer = f"{ours}/layers", f"{theirs}.layers.{{l}}"
+    return (
+        Rule(f"{layers}/norm1/scale", f"{layer}.input_layernorm.weight", "w -> l w"),
+        Rule(f"{layers}/norm2/scale", f"{layer}.post_attention_layernorm.weight", "w -> l w"),
+        Rule(f"{ours}/norm/scale", f"{theirs}.norm.weight", "w -> w"),
+    )
+
+
+_HEAD = f"{_PALIGEMMA}.lm_head.weight"
+_SHARED = (
+    Rule(
+        "vision/embed/kernel",
+        f"{_VISION}.embeddings.patch_embedding.weight",
+        "w c=3 p p' -> (p p' c) w",
+    ),
+    Rule("vision/embed/bias", f"{_VISION}.embeddings.patch_embedding.bias", "w -> w"),
+    Rule("vision/position", f"{_VISION}.embeddings.position_embedding.weight", "n w -> n w"),
+    *_layer_norm("vision/blocks/norm1", f"{_BLOCK}.layer_norm1", "w -> l w"),
+    *_vision_heads("q"),
+    *_vision_heads("k"),
+    *_vision_heads("v"),
+    Rule("vision/blocks/out/kernel", f"{_BLOCK}.self_attn.out_proj.weight", "w (h e) -> l h e w"),
+    Rule("vision/blocks/out/bias", f"{_BLOCK}.self_attn.out_proj.bias", "w -> l w"),
+    *_layer_norm("vision/blocks/norm2", f"{_BLOCK}.layer_norm2", "w -> l w"),
+    *_stacked("vision/blocks/up", f"{_BLOCK}.mlp.fc1"),
+    *_stacked("vision/blocks/down", f"{_BLOCK}.mlp.fc2"),
+    *_layer_norm("vision/norm", f"{_VISION}.post_layernorm", "w -> w"),
+    *_linear("vision/head", f"{_PALIGEMMA}.model.multi_modal_projector.linear"),
+    Rule(
+        "embedding",
+        f"{_LANGUAGE}.embed_tokens.weight",
+        "v w -> v w",
+        aliases=(_HEAD,),
+    ),
+    *_projections("language", _LANGUAGE),
+    *_norms("language", _LANGUAGE),
+    *_projections("expert", f"{_EXPERT}.model"),
+    *_linear("action_in", "action_in_proj"),
+    *_linear("action_out", "action_out_proj"),
+)
+_UNREAD = (
+    r"gemma_expert\.(lm_head|model\.embed_tokens)\.",
+    r"vision_model\.head\.",
+    r"^(un)?normalize_(in|out)puts\.|^normalize_targets\.",
+)
+
+PI0 = Table(
+    (
+        *_SHARED,
+        *_norms("expert", f"{_EXPERT}.model"),
+        *_linear("state_in", "state_proj"),
+        *_linear("time_in", "action_time_mlp_in", "time_mlp_in"),
+        *_linear("time_out", "action_time_mlp_out", "time_mlp_out"),
+    ),
+    _UNREAD,
+)
+PI05 = Table(
+    (
+        *_SHARED,
+        *_stacked(
+            "expert/layers/norm1/modulation", f"{_EXPERT}.model.layers.{{l}}.input_layernorm.dense"
+        ),
+        *_stacked(
+            "expert/layers/norm2/modulation",
+            f"{_EXPERT}.model.layers.{{l}}.post_attention_layernorm.dense",
+        ),
+        *_linear("expert/norm/modulation", f"{_EXPERT}.model.norm.dense"),
+        *_linear("time_in", "time_mlp_in", "action_time_mlp_in"),
+        *_linear("time_out", "time_mlp_out", "action_time_mlp_out"),
+    ),
+    (*_UNREAD, r"^state_proj\.", r"gemma_expert\.model\..*norm\.weight$"),
+)
+
+_OLDER = (
+    (r"^model\.(?=paligemma_with_expert|action_|state_proj|time_mlp|(un)?normalize)", ""),
+    (r"paligemma\.language_model\.model\.", "paligemma.model.language_model."),
+    (r"paligemma\.language_model\.lm_head\.", "paligemma.lm_head."),
+    (r"paligemma\.(?=vision_tower|multi_modal_projector)", "paligemma.model."),
+)
+"""Prefixes of other writers: LeRobot's, and transformers' before 4.52."""
+
+
+@dataclass(frozen=True)
+class LerobotConfig:
+    """Facts that config.json tells and shapes do not: `horizon` of a chunk, the `text` limit in
+    tokens, `state_dim` as padded, `cameras` in the model's order, the robot's own dims if it says,
+    and the action dims that are `relative` to the state.
+
+    `earlier`: True if a LeRobot before 0.5.0 wrote it, None if the files do not tell. `kind`:
+    "pi0", "pi05" or "pi0_fast"; "" for openpi's conversion to PyTorch. `steps`: tokens of a chunk
+    that π0-FAST writes at most, drawn at `temperature`. `euler_steps`: of the others' sampler.
+    `rtc_max_delay`: see PiConfig.
+    """
+
+    horizon: int
+    text: int
+    state_dim: int = 32
+    cameras: tuple[str, ...] = ()
+    robot_state: int | None = None
+    robot_action: int | None = None
+    relative: tuple[int, ...] = ()
+    earlier: bool | None = None
+    kind: str = ""
+    steps: int = 256
+    temperature: float = 0.0
+    euler_steps: int = 10
+    rtc_max_delay: int = 0
+
+
+def open_lerobot(path: Path) -> CheckpointSource:
+    """A file or directory of safetensors under the names of this module's tables."""
+
+    def plain(name: str) -> str:
+        for older, newer in _OLDER:
+            name = re.sub(older, newer, name)
+        return name
+
+    return open_safetensors(path).renamed(plain)
+
+
+def table(source: CheckpointSource) -> Table:
+    """π0's table or π0.5's, depending on whether flow time modulates the expert's norms."""
+    return PI05 if f"{_EXPERT}.model.norm.dense.weight" in source.shapes else PI0
+
+
+def config(source: CheckpointSource, told: LerobotConfig) -> PiConfig:
+    """Config of the model in the files (see `pi_config`), with values that config.json `told`.
+
+    Heads are merged in these files. If the metadata, which our export writes, does not give their
+    numbers, they are taken to be Gemma's (one key-value head) and So400m's (16).
+    """
+    found = pi_config(source, table(source), told.horizon, known_axes(source))
+    return replace(found, steps=told.euler_steps, rtc_max_delay=told.rtc_max_delay)
+
+
+def known_axes(source: CheckpointSource) -> dict[str, int]:
+    """Sizes of axes that these files merge, see `config`."""
+    known = {
+        axis: _heads(source, name, default)
+        for axis, name, default in (("g", "kv_heads", 1), ("h", "vision_heads", _VISION_HEADS))
+    }
+    key = source.shapes.get(f"{_LANGUAGE}.layers.0.self_attn.k_proj.weight")
+    if key:
+        known["d"] = key[0] // known["g"]
+    return known
+
+
+def read_config(path: Path) -> LerobotConfig:
+    """Reads the config.json beside the weights, LeRobot's or that of openpi's PyTorch conversion.
+
+    Raises:
+      FileNotFoundError: there is none.
+      ValueError: it is of another policy, lacks a field, or describes a model with memory.
+    """
+    path = Path(path)
+    file = (path if path.is_dir() else path.parent) / "config.json"
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"{file} does not exist, but it gives the policy's horizon; copy it there."
+        )
+    values, where = read_json(file), str(file)
+    kind = values.get("type", "pi05")
+    horizons = [name for name in ("chunk_size", "action_horizon") if values.get(name) is not None]
+    if kind not in ("pi0", "pi05", "pi0_fast"):
+        raise ValueError(
+            f"{file} describes a policy of type {str(kind)[:80]!r}, expected 'pi0', 'pi05' or "
+            f"'pi0_fast'."
+        )
+    if not horizons:
+        raise ValueError(f"{file} has neither chunk_size nor action_horizon; add one.")
+    inputs, outputs = (section(values, f"{x}_features", where) for x in ("input", "output"))
+    text = 48 if kind == "pi0" else 200
+    for name in ("use_visual_memory", "use_proprioceptive_memory"):
+        if values.get(name):
+            raise ValueError(
+                f"{file} has {name}; policies that read earlier observations are not supported yet."
+            )
+    action = _dim(outputs, "action", where)
+    return LerobotConfig(
+        horizon=whole(values, horizons[0], 0, where),
+        text=whole(values, "tokenizer_max_length", text, where),
+        state_dim=whole(values, "max_state_dim", 32, where),
+        cameras=tuple(
+            name for name in inputs if section(inputs, name, where).get("type") == "VISUAL"
+        ),
+        robot_state=_dim(inputs, "observation.state", where),
+        robot_action=action,
+        relative=_relative(file, values, action or whole(values, "max_action_dim", 32, where)),
+        earlier=_is_earlier(file, values),
+        kind=str(values.get("type", "")),
+        steps=whole(values, "max_decoding_steps", 256, where),
+        temperature=from_json(float, values.get("temperature", 0.0), f"{where}: temperature"),
+        euler_steps=whole(values, "num_inference_steps", 10, where),
+        rtc_max_delay=whole(values, "rtc_training_max_delay", 0, where, least=0),
+    )
+
+
+def export(params: PyTree, config: LerobotConfig, path: Path, dtype: str = "float32") -> None:
+    """Writes `path/model.safetensors` and `path/config.json` as LeRobot's pi0 and pi05 read them.
+
+    LeRobot builds only gemma_2b, gemma_300m and So400m. Models of other sizes are written in the
+    same way, for this library to read.
+
+    Args:
+      dtype: "float32" or "bfloat16".
+
+    Raises:
+      ValueError: the directory holds a model, or LeRobot's format has no place for some parameter
+        (LoRA factors must be merged first).
+    """
+    path = Path(path)
+    file = new_model(path)
+    flat = flatten_dict(params, sep="/")
+    modulated = "expert/norm/modulation/kernel" in flat
+    rules = PI05 if modulated else PI0
+    theirs = exported(params, rules, "A LeRobot checkpoint")
+    embedding = theirs.pop(f"{_LANGUAGE}.embed_tokens.weight")
+    theirs[_HEAD] = embedding  # the one name that every version of LeRobot reads
+    arrays: dict[str, Entry] = {f"model.{name}": entry for name, entry in theirs.items()}
+    # The port's expert has an output head that nothing reads but strict loading requires.
+    head = (flat["embedding"].shape[0], flat["action_in/kernel"].shape[1])
+    arrays[f"model.{_EXPERT}.lm_head.weight"] = (head, lambda: np.zeros(1, np.float32))
+    vision, key = flat["vision/blocks/q/kernel"], flat["language/layers/attention/k/kernel"]
+    noted = {"vision_heads": str(vision.shape[2]), "kv_heads": str(key.shape[2])}
+    if config.earlier is not None:
+        noted["earlier"] = str(config.earlier)
+    path.mkdir(parents=True, exist_ok=True)
+    write_file(file, arrays, jnp.dtype(dtype), {"format": "pt", **noted})
+    values = _json(config, flat, "pi05" if modulated else "pi0", dtype)
+    (path / "config.json").write_text(json.dumps(values, indent=2) + "\n")
+
+
+def _dim(features: dict[str, Any], name: str, where: str) -> int | None:
+    if name not in features:
+        return None
+    shape = section(features, name, where).get("shape")
+    if not isinstance(shape, list) or len(shape) != 1:
+        raise ValueError(f"{where}: {name} has shape {str(shape)[:80]}; expected one size.")
+    return whole({name: shape[0]}, name, 0, where)
+
+
+def _relative(file: Path, values: dict[str, Any], dims: int) -> tuple[int, ...]:
+    """Action dims that LeRobot measures relative to the state, from the step of its preprocessor
+    that does so, or else from config.json."""
+    if step := _steps(file).get("relative_actions_processor"):
+        told = section(step, "config", str(file.parent / PREPROCESSOR))
+        used, excluded, names = (told.get(x) for x in ("enabled", "exclude_joints", "action_names"))
+    else:
+        used, excluded, names = (
+            values.get(x)
+            for x in ("use_relative_actions", "relative_exclude_joints", "action_feature_names")
+        )
+    if not used:
+        return ()
+    lists = [[] if x is None else x for x in (excluded, names)]
+    if not all(isinstance(x, list) and all(isinstance(y, str) for y in x) for x in lists):
+        raise ValueError(
+            f"{file}: relative_exclude_joints and action_feature_names are {str(lists)[:80]}; "
+            "expected lists of names."
+        )
+    tokens = [name.lower() for name in lists[0] if name]
+    kept = {d for d, name in enumerate(lists[1]) if any(token in name.lower() for token in tokens)}
+    return tuple(d for d in range(dims) if d not in kept)
+
+
+def _is_earlier(file: Path, values: dict[str, Any]) -> bool | None:
+    """True if a LeRobot before 0.5.0 wrote the files; None if they do not say.
+
+    No file names a version. `use_relative_actions` came with 0.5.1, `cudnn_deterministic` of
+    train_config.json with 0.5.0, and `use_peft` with 0.4.3.
+    """
+    if "use_relative_actions" in values or "relative_actions_processor" in _steps(file):
+        return False
+    training = file.parent / "train_config.json"
+    if training.is_file():
+        return "cudnn_deterministic" not in read_json(training)
+    return None if "use_peft" in values or "type" not in values else True
+
+
+def _steps(file: Path) -> dict[str, dict[str, Any]]:
+    """Steps of the preprocessor beside config.json, by name."""
+    path = file.parent / PREPROCESSOR
+    listed = read_json(path).get("steps") if path.is_file() else []
+    if not isinstance(listed, list) or not all(isinstance(step, dict) for step in listed):
+        raise ValueError(f"{path} has no list of steps; copy or download it again.")
+    return {str(step.get("registry_name")): step for step in listed}
+
+
+def _heads(source: CheckpointSource, name: str, default: int) -> int:
+    told = source.metadata.get(name, str(default))
+    if not (told.isascii() and told.isdigit() and len(told) < 6 and int(told)):
+        raise ValueError(
+            f"{source.where}: {name} in its metadata is {told[:80]!r}; expected a number of heads."
+        )
+    return int(told)
+
+
+def _json(config: LerobotConfig, flat: dict[str, Any], kind: str, dtype: str) -> dict[str, Any]:
+    """Contents of config.json. Fields with the default of every LeRobot version are left out,
+    because some versions lack them."""
+    action_dim, (tokens, _) = flat["action_in/kernel"].shape[0], flat["vision/position"].shape
+    patch = math.isqrt(flat["vision/embed/kernel"].shape[0] // 3)
+    side = math.isqrt(tokens) * patch
+    state = flat["state_in/kernel"].shape[0] if "state_in/kernel" in flat else config.state_dim
+    features = {name: {"type": "VISUAL", "shape": [3, side, side]} for name in config.cameras}
+    features["observation.state"] = {"type": "STATE", "shape": [config.robot_state or state]}
+    dims = config.robot_action or action_dim
+    return {
+        "type": kind,
+        "dtype": dtype,
+        "chunk_size": config.horizon,
+        "n_action_steps": config.horizon,
+        "max_state_dim": state,
+        "max_action_dim": action_dim,
+        "tokenizer_max_length": config.text,
+        "image_resolution": [side, side],
+        "input_features": features,
+        "output_features": {"action": {"type": "ACTION", "shape": [dims]}},
+        **(_relative_json(config, dims) if config.relative else {}),
+        **({"num_inference_steps": config.euler_steps} if config.euler_steps != 10 else {}),
+        **({"rtc_training_max_delay": config.rtc_max_delay} if config.rtc_max_delay else {}),
+    }
+
+
+def _relative_json(config: LerobotConfig, dims: int) -> dict[str, Any]:
+    """Fields of LeRobot 0.5.1 and later for actions that are relative to the state."""
+    names = [f"action_{d:02d}" for d in range(dims)]
+    kept = [name for d, name in enumerate(names) if d not in config.relative]
+    return {
+        "use_relative_actions": True,
+        "relative_exclude_joints": kept,
+        "action_feature_names": names,
+    }

@@ -1,0 +1,40 @@
+"""Files that are written whole or not at all, such as pages and findings."""
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from errno import ENOTDIR
+from os import strerror
+from pathlib import Path
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes `text` to a file, and creates its folder if needed. A link, or something that is not a
+    regular file such as a pipe, is written through.
+
+    Raises:
+      OSError: the disk is full or fails; names the file, which is unchanged.
+    """
+    try:
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            path.write_text(text, "utf-8")
+            return
+        with replacing(path) as partial:
+            partial.write_text(text, "utf-8")
+    except FileExistsError as error:  # of a folder below a file
+        raise NotADirectoryError(ENOTDIR, strerror(ENOTDIR), str(path)) from error
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary file beside `path` that replaces it when the block succeeds and is removed if it
+    fails."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.partial")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,64 @@
+"""Parts of a preparation that a family chooses or brings: its reader of prompts, its fit of
+pictures, its action tokens, its tokenizer.
+
+A part is a frozen dataclass that names its kind: `class Mine(PromptReader, kind="mine")`. Its JSON
+carries the kind, by which `models.config` builds it again; a user's file adds kinds of its own.
+"""
+
+import sys
+from dataclasses import fields
+from importlib import import_module
+from typing import Any, ClassVar
+
+_KINDS: dict[str, type["InputPart"]] = {}
+_FAMILIES = ("models.families.pi.fast.written", "models.families.groot.eagle_turn")
+"""Modules of built-in families that define parts, imported when a kind is not known yet."""
+
+
+class InputPart:
+    """Base of all parts: frozen dataclasses, equal if their fields are. Values computed from the
+    fields are not pickled."""
+
+    kind: ClassVar[str] = ""
+
+    def __init_subclass__(cls, *, kind: str = "", **rest: Any) -> None:
+        super().__init_subclass__(**rest)
+        if kind:
+            before = _KINDS.get(kind)
+            if before is not None and _file(before) != _file(cls):
+                raise ValueError(
+                    f"{_file(cls)} defines a part of kind '{kind}', but {_file(before)} already "
+                    "defines one of that name; give yours another name."
+                )
+            cls.kind, _KINDS[kind] = kind, cls
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), tuple(getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
+
+
+def part_class(base: type[InputPart], kind: Any) -> type[InputPart]:
+    """The class of parts of a kind that derives from `base`.
+
+    Raises:
+      ValueError: there is none.
+    """
+    if kind not in _KINDS:
+        for module in _FAMILIES:
+            import_module(module)
+    found = _KINDS.get(kind)
+    if found is None or not issubclass(found, base):
+        raise ValueError(
+            f"kind is {kind!r}, which is no {base.__name__}; expected one of {kinds(base)}, or "
+            "give --family path/to/file.py, the file that defines it (it will be run)."
+        )
+    return found
+
+
+def kinds(base: type[InputPart]) -> list[str]:
+    """Names of the kinds that derive from `base`, as far as their modules are imported."""
+    return sorted(name for name, part in _KINDS.items() if issubclass(part, base))
+
+
+def _file(part: type) -> str:
+    module = sys.modules.get(part.__module__)
+    return getattr(module, "__file__", None) or part.__module__

@@ -1,1 +1,0 @@
-"""RL's schedule simulated: latencies, events and environments that only wait."""
