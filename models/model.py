@@ -8,12 +8,10 @@ defining its config (docs/own_model.md).
 """
 
 import re
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from importlib import import_module
-from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from flax.traverse_util import flatten_dict
@@ -23,6 +21,7 @@ from models.flow import flow
 from models.flow.realtime_chunking import Given, Guidance
 from models.inputs.embodiment import Embodiment
 from models.inputs.packed_batch import Layout, PackedBatch
+from models.inputs.parts import file_of
 from models.inputs.pictures import Antialiased
 from models.inputs.processor import Processor
 from models.inputs.prompts import StateInput, TemplatePrompt, template
@@ -396,7 +395,7 @@ def family_of(values: Mapping[str, Any]) -> str:
 
 def _register(kind: type[ModelConfig]) -> None:
     """Adds a family; a file that runs again replaces its own family."""
-    name, file = kind.family, _file(kind.__module__)
+    name, file = kind.family, file_of(kind)
     _, before = _FAMILIES.get(name, (None, file))
     if name in _SHIPPED and kind.__module__ != _SHIPPED[name]:
         before = _SHIPPED[name]
@@ -406,8 +405,3 @@ def _register(kind: type[ModelConfig]) -> None:
             "give yours another name."
         )
     _FAMILIES[name] = (kind, file)
-
-
-def _file(module: str) -> str:
-    path = getattr(sys.modules.get(module), "__file__", None)
-    return str(Path(path).resolve()) if path else module

@@ -18,6 +18,11 @@ _LEROBOT = {"state": "observation.state", "actions": "action"}
 _OPENPI_EPS, _LEROBOT_EPS = 1e-6, 1e-8
 
 
+def read_scales(file: Path, state: Scaling, actions: Scaling) -> tuple[Normalizer, Normalizer]:
+    """The scales of states and actions, as `read_scale` reads each."""
+    return read_scale(file, "state", state), read_scale(file, "actions", actions)
+
+
 def read_scale(
     file: Path,
     feature: Literal["state", "actions"],

@@ -8,6 +8,7 @@ carries the kind, by which `models.config` builds it again; a user's file adds k
 import sys
 from dataclasses import fields
 from importlib import import_module
+from pathlib import Path
 from typing import Any, ClassVar
 
 _KINDS: dict[str, type["InputPart"]] = {}
@@ -25,10 +26,10 @@ class InputPart:
         super().__init_subclass__(**rest)
         if kind:
             before = _KINDS.get(kind)
-            if before is not None and _file(before) != _file(cls):
+            if before is not None and file_of(before) != file_of(cls):
                 raise ValueError(
-                    f"{_file(cls)} defines a part of kind '{kind}', but {_file(before)} already "
-                    "defines one of that name; give yours another name."
+                    f"{file_of(cls)} defines a part of kind '{kind}', but {file_of(before)} "
+                    "already defines one of that name; give yours another name."
                 )
             cls.kind, _KINDS[kind] = kind, cls
 
@@ -59,6 +60,7 @@ def kinds(base: type[InputPart]) -> list[str]:
     return sorted(name for name, part in _KINDS.items() if issubclass(part, base))
 
 
-def _file(part: type) -> str:
-    module = sys.modules.get(part.__module__)
-    return getattr(module, "__file__", None) or part.__module__
+def file_of(kind: type) -> str:
+    """The file that defines a class, or its module's name if there is none."""
+    path = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return str(Path(path).resolve()) if path else kind.__module__

@@ -127,11 +127,9 @@ class Processor:
 
     def with_limit(self, limit: int) -> "Processor":
         """The same preparation with another limit of a prompt's tokens."""
-        return (
-            self
-            if self.prompts is None
-            else replace(self, prompts=replace(self.prompts, limit=limit))
-        )
+        if self.prompts is None:
+            return self
+        return replace(self, prompts=replace(self.prompts, limit=limit))
 
     @property
     def image_size(self) -> int:
@@ -150,9 +148,7 @@ class Processor:
         Raises:
           ValueError: the policy came without a tokenizer, or reads no text.
         """
-        if self.prompts is None:
-            raise ValueError("The policy reads no text, so it has no tokenizer.")
-        return self.prompts.found()
+        return self._reader.found()
 
     @property
     def has_tokenizer(self) -> bool:
@@ -274,8 +270,8 @@ class Processor:
 
     def subtask_tokens(self, subtask: str) -> Int[np.ndarray, " t"]:
         """Token ids of a subtask for the language model to predict, from begin to end."""
-        tokens = self.tokenizer.encode(normalized(subtask))
-        return np.append(tokens, np.int32(self.tokenizer.end))
+        end = np.int32(self.tokenizer.end)
+        return np.append(self._reader.whole(normalized(subtask)), end)
 
     def subtask_said(self, tokens: Int[np.ndarray, " t"]) -> Int[np.ndarray, " _t"]:
         """A predicted subtask from begin to end, in the form of `subtask_tokens`."""
@@ -330,6 +326,12 @@ class Processor:
         dims = len(self.embodiments[embodiment].actions.offset)
         chunk = self.action_tokens.decode(self._until_end(tokens), self.horizon, dims)
         return self.actions(chunk, embodiment, state)
+
+    @property
+    def _reader(self) -> PromptReader:
+        if self.prompts is None:
+            raise ValueError("The policy reads no text, so it has no tokenizer.")
+        return self.prompts
 
     def _text(
         self,

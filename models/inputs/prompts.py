@@ -120,6 +120,11 @@ class PromptReader(InputPart):
             )
         return self.tokenizer
 
+    @cached_property
+    def whole(self) -> Callable[[str], Int[np.ndarray, " t"]]:
+        """Token ids of a whole text, kept once they are known."""
+        return lru_cache(_KEPT)(self.found().encode)
+
     def _read(self, prompt: str, state: Float[np.ndarray, " s"], pictures: int) -> Read:
         self.found()
         ids, at = self.tokens(prompt, state, pictures)
@@ -176,7 +181,8 @@ class TemplatePrompt(PromptReader, kind="template"):
 
     def tokens(self, prompt: str, state: Float[np.ndarray, " s"], pictures: int) -> Read:
         tokenizer, bins = self.found(), np.digitize(state, _STATE_BINS) - 1
-        filled = {"prompt": normalized(prompt, self.normalize), "state": " ".join(map(str, bins))}
+        spelt = " ".join(map(str, bins.tolist()))
+        filled = {"prompt": normalized(prompt, self.normalize), "state": spelt}
         first, *rest = (piece.format(**filled) for piece in self.template)
         ids = [tokenizer.encode(first), *map(tokenizer.continued, rest)]
         return np.concatenate([*ids, np.asarray(self.closing, np.int32)]), ()

@@ -16,7 +16,7 @@ from data.mixture.outside import REACH, outside, require_near
 from models import Embodiment, Scaling
 from models.checkpoints import own
 from models.checkpoints.remote import local
-from models.checkpoints.statistics_file import read_scale
+from models.checkpoints.statistics_file import read_scales
 from models.files.foreign_json import section
 from models.formats import ReadScales, formats, require_scaling
 from models.load import inspect_checkpoint
@@ -102,7 +102,7 @@ def _sources(path: Path) -> Iterator[tuple[str, Callable[[RobotConfig, Scalings]
     """Readers of the statistics at `path`, by the robot's name, or "" if they name no robot."""
     path = local(path, "statistics")
     if path.is_file() and path.name != _PROCESSOR and path.suffix == ".json":
-        yield "", partial(_in_file, path)
+        yield "", partial(_of_format, partial(read_scales, path))
         return
     folder = path.parent if path.is_file() else path
     known = next(filter(None, (kind.statistics(folder) for kind in formats())), {})
@@ -110,7 +110,7 @@ def _sources(path: Path) -> Iterator[tuple[str, Callable[[RobotConfig, Scalings]
         for robot, read in known.items():
             yield robot, partial(_of_format, read)
     elif (folder / "meta/stats.json").is_file():
-        yield "", partial(_in_file, folder / "meta/stats.json")
+        yield "", partial(_of_format, partial(read_scales, folder / "meta/stats.json"))
     else:
         yield from _in_checkpoint(path)
 
@@ -130,12 +130,6 @@ def _in_checkpoint(
         raise ValueError(f"{found} has no processor, and so no scales; give another checkpoint.")
     for embodiment in processor.embodiments:
         yield embodiment.name, partial(_of_ours, found, embodiment)
-
-
-def _in_file(file: Path, robot: RobotConfig, scalings: Scalings) -> Scales:
-    return Scales(
-        read_scale(file, "state", scalings.state), read_scale(file, "actions", scalings.actions)
-    )
 
 
 def _of_format(read: ReadScales, robot: RobotConfig, scalings: Scalings) -> Scales:

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from models.checkpoints.sources import open_orbax
-from models.checkpoints.statistics_file import read_scale
+from models.checkpoints.statistics_file import read_scales
 from models.families.pi import formats, lerobot, openpi
 from models.families.pi.conventions import (
     PiOptions,
@@ -54,14 +54,10 @@ def _inspect_lerobot(path: Path) -> CheckpointInfo:
 
 def _openpi_statistics(folder: Path) -> Mapping[str, ReadScales]:
     if (folder / _STATS).is_file():
-        return {folder.name: partial(_in_file, folder / _STATS)}
+        return {folder.name: partial(read_scales, folder / _STATS)}
     assets = folder / "assets"
     files = sorted(assets.rglob(_STATS))
-    return {x.parent.relative_to(assets).as_posix(): partial(_in_file, x) for x in files}
-
-
-def _in_file(file: Path, state: Scaling, actions: Scaling) -> tuple[Normalizer, Normalizer]:
-    return read_scale(file, "state", state), read_scale(file, "actions", actions)
+    return {x.parent.relative_to(assets).as_posix(): partial(read_scales, x) for x in files}
 
 
 def _lerobot_statistics(folder: Path) -> Mapping[str, ReadScales]:
