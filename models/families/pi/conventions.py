@@ -130,8 +130,8 @@ def openpi_processor(path: Path, info: CheckpointInfo, config: Any) -> Processor
 
 
 def lerobot_processor(path: Path, info: CheckpointInfo, config: Any) -> Processor:
-    """As `openpi_processor`, of LeRobot's folder, or of openpi's conversion to PyTorch. Files of
-    π0.5 that do not say which version of LeRobot wrote them count as 0.5.0's or later.
+    """As `openpi_processor`, of LeRobot's folder, or of openpi's conversion to PyTorch. Where
+    neither the files of a π0.5 nor the table say which version wrote it, it counts as 0.5.0's.
 
     Args:
       config: the config to train with, which says whether the prompt has the state.
@@ -139,7 +139,9 @@ def lerobot_processor(path: Path, info: CheckpointInfo, config: Any) -> Processo
     found = lerobot.read_config(path)
     if not found.kind:
         return openpi_processor(path, info, config)
-    earlier = bool(_noted(info, found))
+    row, noted = find_released(path, "lerobot"), _noted(info, found)
+    listed = row is not None and row.state == "text-padded"
+    earlier = listed if noted is None else noted
     return _lerobots(config, found, earlier and config.state_input == "text", earlier)
 
 

@@ -71,6 +71,18 @@ def test_so_is_a_row_of_the_table_that_was_not_recorded(name, tmp_path):
     same_but_for_robots(root, parent / "tokenizer.model", **options)
 
 
+LISTED = [n for n, row in RELEASED.items() if row.source == "lerobot" and "pi05" in n]
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_the_table_tells_lerobots_version_where_its_files_do_not(name, tmp_path):
+    root = case_policy(RELEASED_CASES / "lerobot/0.4.4/pi05", tmp_path)
+    root = root.rename(tmp_path / name.removeprefix("lerobot/"))
+    options = {} if RELEASED[name].state else {"state": "text"}
+    acting = same_but_for_robots(root, RELEASED_CASES / "tokenizer.model", **options)
+    assert acting.prompts.pads_state is (RELEASED[name].state == "text-padded")
+
+
 @pytest.mark.parametrize("padded", [True, False])
 def test_lerobots_pictures_and_spelling_of_either_age_are_kept(padded, tmp_path):
     (case,) = (c for c in CASES if c.parent.name == ("0.4.4" if padded else "0.6.1")
