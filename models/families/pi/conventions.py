@@ -145,11 +145,16 @@ def lerobot_processor(path: Path, info: CheckpointInfo, config: Any) -> Processo
     return _lerobots(config, found, earlier and config.state_input == "text", earlier)
 
 
-def _lerobots(config: Any, found: lerobot.LerobotConfig, padded: bool, dark: bool) -> Processor:
-    """LeRobot's preparation; 0.5.0 introduced black borders, and text of only the robot's dims."""
-    own = config.processor(
+def _familys(config: Any) -> Any:
+    """The family's own preparation, for a robot in the model's units."""
+    return config.processor(
         [_in_model_units("model units", (), config.state_dim, config.action_dim)]
     )
+
+
+def _lerobots(config: Any, found: lerobot.LerobotConfig, padded: bool, dark: bool) -> Processor:
+    """LeRobot's preparation; 0.5.0 introduced black borders, and text of only the robot's dims."""
+    own = _familys(config)
     prompts = replace(own.prompts, limit=found.text)
     if _family(config) == "pi0":
         prompts = replace(prompts, normalize="line")
@@ -162,9 +167,7 @@ def _lerobots(config: Any, found: lerobot.LerobotConfig, padded: bool, dark: boo
 
 def _openpis(config: Any, row: Released | None, padded: bool = False) -> Processor:
     """openpi's preparation."""
-    own = config.processor(
-        [_in_model_units("model units", (), config.state_dim, config.action_dim)]
-    )
+    own = _familys(config)
     limit = (row.text if row else None) or _TEXT_LIMITS[_family(config)]
     fast = _family(config) == "pi0_fast"
     prompts = replace(own.prompts, limit=limit, pad_state_text=padded)
