@@ -25,6 +25,8 @@ RUNS = {
     "models/model.py": "modules of the shipped families, by a table of their names",
     "data/dataset.py": "modules of the shipped formats, by a table of their names",
     "data/lerobot/importing/recording.py": "libraries of other formats, by names of ours",
+    "models/formats.py": "formats of built-in families, by a table",
+    "models/inputs/parts.py": "parts of built-in families, by a table",
     "tools/__main__.py": "commands, by the names of their files",
     "tools/bench/__main__.py": "benchmarks, by a table of their modules",
     "parallel/trackers/tracker.py": "trackers of ours, by a table; others by path/to/file.py:NAME",
