@@ -21,6 +21,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from models.flow import flow
 from models.flow.realtime_chunking import Given, Guidance
+from models.inputs.augment import AugmentConfig, augment
 from models.inputs.embodiment import Embodiment
 from models.inputs.packed_batch import Layout, PackedBatch
 from models.inputs.pictures import Antialiased
@@ -356,6 +357,43 @@ class KeptModel:
     ) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """See `Model.loss`."""
         return self.model.loss(params, batch, key)
+
+
+@dataclass(frozen=True)
+class Augmented:
+    """A model to train: `loss` sees augmented pictures. To evaluate and sample, use `model` itself.
+
+    `cameras`: names of the cameras of every embodiment, in order.
+    """
+
+    model: "Model"
+    config: AugmentConfig
+    cameras: tuple[tuple[str, ...], ...]
+
+    def init(self, key: PRNGKeyArray) -> Any:
+        return init_params(self.model, key)
+
+    def loss(
+        self, params: Any, batch: PackedBatch, key: PRNGKeyArray
+    ) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        return self.model.loss(params, self._varied(batch, key), key)
+
+    @property
+    def term_names(self) -> tuple[str, ...]:
+        """Names of the model's loss terms, if it has several."""
+        return getattr(self.model, "term_names", ())
+
+    def losses(
+        self, params: Any, batch: PackedBatch, key: PRNGKeyArray
+    ) -> tuple[Float[Array, ""], tuple[Float[Array, ""], dict[str, Float[Array, ""]]]]:
+        """`loss` with its terms, for a model that has several."""
+        return require(self.model, "losses", "the terms of its loss")(
+            params, self._varied(batch, key), key
+        )
+
+    def _varied(self, batch: PackedBatch, key: PRNGKeyArray) -> PackedBatch:
+        tokens = self.model.config.tokens_per_image
+        return augment(batch, key, self.config, self.cameras, tokens)
 
 
 def function_at(where: Any) -> Callable[..., Any]:

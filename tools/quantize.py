@@ -27,11 +27,11 @@ import tyro
 from data.mixture.recorded import read_pictures, read_recorded
 from models import PackedBatch, Policy
 from models.files.own_file import run_file
+from models.files.terminal import Console, Progress, guard_tracebacks
 from models.layers.calibrated import Moments, calibrated_kernel, watched
 from models.layers.quantized import Kernel, Kind, Rounding
 from models.model import in_few_bits, require, told
 from models.policy import Request
-from models.terminal import Console, Progress, guard_tracebacks
 from parallel.planning.random_batch import random_batch
 from tools.command_line.ending import in_a_line
 from tools.convert_checkpoint import convert

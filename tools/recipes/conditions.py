@@ -22,8 +22,8 @@ from rich.progress import (
 from rich.text import Text
 
 from models import Policy
+from models.files.terminal import Console, Progress, TextColumn
 from models.robot_policy import RobotPolicy
-from models.terminal import Console, Progress, TextColumn
 from sim.acting import Control
 from sim.acting import Policy as Acting
 from sim.evaluate import evaluate, evaluate_expert, filmed

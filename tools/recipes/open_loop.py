@@ -27,9 +27,9 @@ from models import Embodiment
 from models.checkpoints import own
 from models.config import to_json
 from models.files.own_file import run_file
+from models.files.terminal import Console, Progress
 from models.files.whole_text import write_whole
 from models.flow.flow import Solver
-from models.terminal import Console, Progress
 from parallel.runs.atomic import replace_text
 from parallel.runs.run_lock import locked
 from sim.clips import ENCODING

@@ -24,16 +24,15 @@ from data.mixture.mixture import is_mixture
 from data.packing.plan import Plan
 from data.packing.shares import share_facts, told_shares
 from models import Embodiment, PackedBatch, Policy, Processor
-from models.augment import Augmented
 from models.checkpoints.remote import local
 from models.config import from_json, to_json
+from models.files.terminal import Console
 from models.flow import flow
 from models.inputs.embodiment import Normalizer
 from models.inputs.tokenizer import SentencePiece
 from models.layers.pipeline import check_pipeline
 from models.load import begin_from, inspect_params, trained_preparation
-from models.model import Model, require, told
-from models.terminal import Console
+from models.model import Augmented, Model, require, told
 from parallel.evaluations import HELD_OUT_LOSS, check_metric
 from parallel.hooks import Hook
 from parallel.hosts.distributed import host_index, put_batch, row_share

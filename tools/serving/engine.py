@@ -14,10 +14,10 @@ from jaxtyping import Float
 
 from models import Policy
 from models.batcher import Batcher, Statistics
+from models.files.terminal import logger
 from models.flow.realtime_chunking import Chunking
 from models.policy import Request
 from models.robot_policy import RobotPolicy
-from models.terminal import logger
 from tools.serving.inputs import CONTROLS, Inputs, inputs_of
 from tools.serving.limits import Limits
 from tools.serving.metrics import Metrics

@@ -26,7 +26,7 @@ from data.lerobot.recording import video_feature
 from data.lerobot.writer import DatasetWriter
 from data.statistics.difference import DELTA_T
 from data.video.encoding import even
-from models.terminal import Console, logger
+from models.files.terminal import Console, logger
 from tools.serving.inputs import Inputs
 from tools.serving.server import Answers, PolicyServer
 from tools.serving.session import Reply, Session

@@ -23,7 +23,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
 from websockets.http11 import Request, Response
 
-from models.terminal import logger
+from models.files.terminal import logger
 from tools.serving.connection import BoundedConnection
 from tools.serving.limits import Allowance, Limits
 from tools.serving.listener import Listener, listen

@@ -8,7 +8,7 @@ import pytest
 
 from data import open_dataset
 from data.validation.validate import validate
-from models.terminal import Console
+from models.files.terminal import Console
 from tests.helpers.tools.served import Echo, Running, client, observation
 from tools.serving.recorder import CHUNK, Exchange, RecordedCounts, Recorder, recorded, recording
 from tools.serving.server import PolicyServer
