@@ -89,6 +89,10 @@ class ModelConfig(ABC):
     - `pipelined: tuple[int, ...]` (training on stages): depths of the stacks that stages share.
     - `rtc_max_delay: int` (chunking "trained"): most steps of a chunk that training gave; the field
       of such a model takes flow times of single steps.
+    - `observed` (acting): for "state" or a camera, the steps that are read with an observation, as
+      (-2, -1, 0); a `RobotSession` keeps the past ones.
+    - `temporal_ensemble_coeff: float` (acting): by which chunks that overlap are averaged, see
+      `RobotSession.answered`.
     - `own_inputs`, "module:function" or a function (acting without a Processor): of (observation,
       config, actions or None, action_mask or None) to a PackedBatch of one sample a row.
     - `dataset_cameras`, likewise (training): of (a function from the name of a dataset's file to
@@ -282,7 +286,7 @@ class FlowModel(Model, Protocol):
         """The batch's velocity field; without `observed`, the observation is read once, here."""
 
 
-def told(model: Any, processor: Any) -> Any:
+def bind_processor(model: Any, processor: Any) -> Any:
     """The model to sample with. A model may define `reading(processor) -> model` if sampling needs
     more of a `Processor` than batches hold, such as its tokenizers."""
     reading = getattr(model, "reading", None)
@@ -318,11 +322,14 @@ def require(owner: Any, name: str, purpose: str) -> Any:
 
 
 def init_params(model: "Model", key: PRNGKeyArray) -> Params:
-    """Random parameters in the form in which the model is trained and served, see `in_few_bits`."""
-    return in_few_bits(model.config, model.init(key))
+    """Random parameters in the form in which the model is trained and served, see
+    `quantize_params`."""
+    return quantize_params(model.config, model.init(key))
 
 
-def in_few_bits(config: ModelConfig, params: Params, rounding: Rounding | None = None) -> Params:
+def quantize_params(
+    config: ModelConfig, params: Params, rounding: Rounding | None = None
+) -> Params:
     """The parameters, with the kernels that `compute.quantized` names quantised by
     `models.layers.quantized.quantize`.
 

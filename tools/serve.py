@@ -161,7 +161,6 @@ def run(config: ServeConfig, console: Console) -> int:
                 replay = open_replay(
                     config.replay, config.episode, config.replay_steps, config.inputs
                 )
-                server.ended.append(replay.forget)
                 return recorded(replay, replay.inputs, recorder)
             keep_compiled()
             engine = opened.enter_context(_engine(config, metrics))

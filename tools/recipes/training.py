@@ -32,7 +32,7 @@ from models.inputs.embodiment import Normalizer
 from models.inputs.tokenizer import SentencePiece
 from models.layers.pipeline import check_pipeline
 from models.load import begin_from, inspect_params, trained_preparation
-from models.model import Augmented, Model, require, told
+from models.model import Augmented, Model, bind_processor, require
 from parallel.evaluations import HELD_OUT_LOSS, check_metric
 from parallel.hooks import Hook
 from parallel.hosts.distributed import host_index, put_batch, row_share
@@ -201,7 +201,7 @@ def _run(
     )
     if ready.targets:
         config = replace(config, model=config.model.changed(targets=ready.targets))
-    model, sources = told(config.model.build(), ready.processor), ready.sources()
+    model, sources = bind_processor(config.model.build(), ready.processor), ready.sources()
     layout = config.layout(sources)
     seed, ranks = config.trainer.seed, row_shards(mesh)
     plan = Plan(sources, layout, config.rows.number, seed=seed, ranks=ranks)
