@@ -72,7 +72,7 @@ class Batcher(Generic[Item, Result]):
     the batcher's thread and must not wait for it.
 
     Args:
-      run: returns one result for each item that it is given, as `Policy.answer` does.
+      run: returns one result for each item that it is given, as `Policy.sample_actions` does.
       sizes: batch sizes, such as `policy.sizes`.
       deadline: in seconds; 0 runs whatever is in the queue.
       capacity: most items that the queue holds.

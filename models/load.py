@@ -39,7 +39,7 @@ from models.layers.quantized import (
     quantize_kernel,
     shape_of,
 )
-from models.model import STACKED, Model, ModelConfig, in_few_bits
+from models.model import STACKED, Model, ModelConfig, quantize_params
 from models.policy import Policy
 from models.sharding import shardings
 
@@ -182,7 +182,7 @@ def like_model(model: Model, dtype: str | None = None, mesh: Mesh | None = None)
     wanted = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, jnp.dtype(dtype or x.dtype)), shapes
     )
-    wanted = jax.eval_shape(partial(in_few_bits, model.config), wanted)
+    wanted = jax.eval_shape(partial(quantize_params, model.config), wanted)
     if mesh is None:
         return wanted
     return jax.tree.map(

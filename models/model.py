@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from models.flow import flow
 from models.flow.realtime_chunking import Given, Guidance
+from models.inputs.augment import AugmentConfig, augment
 from models.inputs.embodiment import Embodiment
 from models.inputs.packed_batch import Layout, PackedBatch
 from models.inputs.parts import file_of
@@ -87,6 +88,10 @@ class ModelConfig(ABC):
     - `pipelined: tuple[int, ...]` (training on stages): depths of the stacks that stages share.
     - `rtc_max_delay: int` (chunking "trained"): most steps of a chunk that training gave; the field
       of such a model takes flow times of single steps.
+    - `observed` (acting): for "state" or a camera, the steps that are read with an observation, as
+      (-2, -1, 0); a `RobotSession` keeps the past ones.
+    - `temporal_ensemble_coeff: float` (acting): by which chunks that overlap are averaged, see
+      `RobotSession.answered`.
     - `own_inputs`, "module:function" or a function (acting without a Processor): of (observation,
       config, actions or None, action_mask or None) to a PackedBatch of one sample a row.
     - `dataset_cameras`, likewise (training): of (a function from the name of a dataset's file to
@@ -280,7 +285,7 @@ class FlowModel(Model, Protocol):
         """The batch's velocity field; without `observed`, the observation is read once, here."""
 
 
-def told(model: Any, processor: Any) -> Any:
+def bind_processor(model: Any, processor: Any) -> Any:
     """The model to sample with. A model may define `reading(processor) -> model` if sampling needs
     more of a `Processor` than batches hold, such as its tokenizers."""
     reading = getattr(model, "reading", None)
@@ -316,11 +321,14 @@ def require(owner: Any, name: str, purpose: str) -> Any:
 
 
 def init_params(model: "Model", key: PRNGKeyArray) -> Params:
-    """Random parameters in the form in which the model is trained and served, see `in_few_bits`."""
-    return in_few_bits(model.config, model.init(key))
+    """Random parameters in the form in which the model is trained and served, see
+    `quantize_params`."""
+    return quantize_params(model.config, model.init(key))
 
 
-def in_few_bits(config: ModelConfig, params: Params, rounding: Rounding | None = None) -> Params:
+def quantize_params(
+    config: ModelConfig, params: Params, rounding: Rounding | None = None
+) -> Params:
     """The parameters, with the kernels that `compute.quantized` names quantised by
     `models.layers.quantized.quantize`.
 
@@ -355,6 +363,43 @@ class KeptModel:
     ) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """See `Model.loss`."""
         return self.model.loss(params, batch, key)
+
+
+@dataclass(frozen=True)
+class Augmented:
+    """A model to train: `loss` sees augmented pictures. To evaluate and sample, use `model` itself.
+
+    `cameras`: names of the cameras of every embodiment, in order.
+    """
+
+    model: "Model"
+    config: AugmentConfig
+    cameras: tuple[tuple[str, ...], ...]
+
+    def init(self, key: PRNGKeyArray) -> Any:
+        return init_params(self.model, key)
+
+    def loss(
+        self, params: Any, batch: PackedBatch, key: PRNGKeyArray
+    ) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        return self.model.loss(params, self._varied(batch, key), key)
+
+    @property
+    def term_names(self) -> tuple[str, ...]:
+        """Names of the model's loss terms, if it has several."""
+        return getattr(self.model, "term_names", ())
+
+    def losses(
+        self, params: Any, batch: PackedBatch, key: PRNGKeyArray
+    ) -> tuple[Float[Array, ""], tuple[Float[Array, ""], dict[str, Float[Array, ""]]]]:
+        """`loss` with its terms, for a model that has several."""
+        return require(self.model, "losses", "the terms of its loss")(
+            params, self._varied(batch, key), key
+        )
+
+    def _varied(self, batch: PackedBatch, key: PRNGKeyArray) -> PackedBatch:
+        tokens = self.model.config.tokens_per_image
+        return augment(batch, key, self.config, self.cameras, tokens)
 
 
 def function_at(where: Any) -> Callable[..., Any]:

@@ -15,28 +15,26 @@ from typing import Any
 import jax
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Bool, Float, Int, Integer, UInt8, UInt32
+from jaxtyping import Bool, Float, Int, Integer, UInt8
 
 from models.files import html
 from models.flow import flow
 from models.flow.realtime_chunking import LIMIT, Chunking, Given, Guidance, Left, left_over
-from models.inputs.observation import read_observation
+from models.inputs.embodiment import Embodiment
+from models.inputs.observation import RobotObservation, read_observation, samples_of
 from models.inputs.packed_batch import PackedBatch, Sample, pack
 from models.inputs.processor import Processor
 from models.inputs.raw import batched, is_raw, read_raw
-from models.model import function_at, require, told
-
-
-@dataclass(frozen=True)
-class Request:
-    """One observation, prepared for `Policy.answer`. `left` is the rest of the chunk to continue;
-    it and `state` are in the robot's units. The sample's actions are `left` in the model's
-    units."""
-
-    sample: Sample
-    state: Float[np.ndarray, " _s"]
-    key: UInt32[np.ndarray, "2"]
-    left: Left | None = None
+from models.model import bind_processor, function_at, require
+from models.requests import (
+    Request,
+    check_noise,
+    continuation_weights,
+    key_words,
+    split_rows,
+    with_committed,
+)
+from models.session import RobotSession
 
 
 @dataclass(frozen=True)
@@ -129,27 +127,18 @@ class Policy:
         Raises:
           ValueError: cameras or state dims do not match the embodiment's, or there is no row.
         """
-        return self.answer(self.requests(observation, prompts, keys))
-
-    def requests(
-        self,
-        observation: tuple[UInt8[ArrayLike, "n c h w 3"], Float[ArrayLike, "n s"]],
-        prompts: list[str],
-        keys: Integer[ArrayLike, "n 2"] | Sequence[tuple[int, int]],
-    ) -> list[Request]:
-        """Prepares one request for each row, as `act` does.
-
-        Raises:
-          ValueError: as `act`.
-        """
         images, states = (np.asarray(x) for x in observation)
-        processor = self._prepared()
-        samples = [
-            processor.sample(picture, state, prompt, embodiment=self.embodiment)
-            for picture, state, prompt in zip(images, states, prompts, strict=True)
+        robot = self._robot
+        if images.shape[1] != len(robot.cameras):
+            raise ValueError(
+                f"Embodiment '{robot.name}' has cameras {list(robot.cameras)}, got "
+                f"{images.shape[1]} images."
+            )
+        observations = [
+            RobotObservation(dict(zip(robot.cameras, shown, strict=True)), prompt, state)
+            for shown, state, prompt in zip(images, states, prompts, strict=True)
         ]
-        words = _words(keys, len(samples))
-        return [Request(*row) for row in zip(samples, states, words, strict=True)]
+        return self.sample_actions(self.prepare(observations, keys))
 
     def infer(
         self,
@@ -159,6 +148,8 @@ class Policy:
         *,
         previous: Sequence[Float[np.ndarray, "_h a"] | None] | None = None,
         committed: int | Sequence[int] = 0,
+        session: RobotSession | None = None,
+        executed: int | None = None,
     ) -> dict[str, Any]:
         """{"actions": chunks [*b, h, a] in the robot's units} for an observation in openpi's form,
         see `read_observation`. A policy without a processor takes the model's own inputs (for
@@ -176,115 +167,153 @@ class Policy:
           committed: how many of these actions will be executed in any case, one number for all rows
             or one for each row. The answer begins with exactly these actions; its other steps
             continue them as `continues` says.
+          session: the robot's, which then remembers the answer; it stands for `keys` and
+            `previous`.
+          executed: with a session, how many steps of its last chunk were executed before this
+            observation; None at an episode's start.
 
         Raises:
-          ValueError: the observation is not one that this policy reads, `previous` does not fit,
-            or more is committed than the model was trained to continue.
+          ValueError: the observation is not one that this policy reads, `previous` or `executed`
+            does not fit, or more is committed than the model was trained to continue.
         """
         start = None if noise is None else np.asarray(noise, np.float32)
         if (own_batch := self._own_batch) is not None:
+            if session is not None:
+                self._prepared()
             batch = own_batch(observation, self.model.config)
             count, _, horizon, dims = batch.actions.shape
-            _check_rows(start, count)
+            check_noise(start, count)
             lefts = self._left(previous, committed, (count, horizon, dims))
             nothing = np.zeros((horizon, dims), np.float32)
             left: Any = np.stack([nothing if x is None else x.actions for x in lefts])
             batch = replace(batch, actions=left[:, None])
-            given = (batch, _words(keys, count), start, _weights(lefts))
+            given = (batch, key_words(keys, count), start, continuation_weights(lefts))
             chunks = [
                 self._sampled(*jax.tree.map(lambda x, at=at: np.asarray(x)[at], given))[:rows]
-                for at, rows in self._pieces(count)
+                for at, rows in split_rows(count, self.sizes)
             ]
-            return {"actions": _committed(np.concatenate(chunks), lefts)}
-        requests = self.prepare(observation, keys, previous=previous, committed=committed)
-        raw = self._prepared().embodiments[self.embodiment].keys
+            return {"actions": with_committed(np.concatenate(chunks), lefts)}
+        requests = self.prepare(
+            observation,
+            keys,
+            previous=previous,
+            committed=committed,
+            session=session,
+            executed=executed,
+        )
+        raw = self._robot.keys
         alone = raw is not None and is_raw(observation, raw) and not batched(observation, raw)
         if alone and start is not None and start.ndim == 2:
             start = start[None]
-        told = self.told(requests)
-        answered = self.answer_told(told, start)
+        requests = self.with_subtasks(requests)
+        answered = self.sample_actions(requests, start)
+        if session is not None:
+            answered = session.answered(answered[0])[None]
         found: dict[str, Any] = {"actions": answered[0] if alone else answered}
-        if self.says_subtasks:
-            said = [self.subtask(request) for request in told]
-            found["subtask"] = said[0] if alone else said
+        if self.predicts_subtasks:
+            subtasks = [self.subtask(request) for request in requests]
+            found["subtask"] = subtasks[0] if alone else subtasks
         return found
 
     def prepare(
         self,
-        observation: Mapping[str, Any],
+        observation: Mapping[str, Any] | Sequence[RobotObservation],
         keys: Integer[ArrayLike, "b 2"] | Sequence[tuple[int, int]] | None = None,
         *,
         previous: Sequence[Float[np.ndarray, "_h a"] | None] | None = None,
         committed: int | Sequence[int] = 0,
+        session: RobotSession | None = None,
+        executed: int | None = None,
     ) -> list[Request]:
-        """Prepares one request for each row, as `infer` does, so that rows of several callers can
-        be answered in one batch.
+        """Prepares one request for each row, so that rows of several callers can be answered in one
+        batch (`sample_actions`). Takes what `infer` takes, or observations that are read already.
+        `keys` given beside a session replace the session's own.
 
         Raises:
           ValueError: as `infer`.
         """
-        observation = self._read(observation)
-        samples, processor = self._samples(observation), self._prepared()
-        robot = processor.embodiments[self.embodiment]
-        state = observation.get("state")
-        if state is None and robot.relative:
+        observations = self._read(observation) if isinstance(observation, Mapping) else observation
+        if session is not None:
+            if len(observations) != 1 or previous is not None or not isinstance(committed, int):
+                raise ValueError(
+                    f"A session is one robot's and knows its last chunk, but {len(observations)} "
+                    "observations, several 'committed' or 'previous' came with it; give one "
+                    "observation alone."
+                )
+            previous = [session.left(executed, committed)]
+            observations = [session.observe(observations[0], session.after(executed))]
+            keys = [session.key] if keys is None else keys
+        samples, processor, robot = self._samples(observations), self._prepared(), self._robot
+        if robot.relative and any(one.state is None for one in observations):
             processor.actions(np.zeros((1, len(robot.relative))), self.embodiment)
-        if state is None:
-            state = np.zeros(len(robot.state.offset))
-        states = np.broadcast_to(np.asarray(state), (len(samples), np.shape(state)[-1]))
+        nothing = np.zeros(len(robot.state.offset))
+        states = [nothing if one.state is None else one.state for one in observations]
         shape = (len(samples), processor.horizon, len(robot.actions.offset))
         lefts = self._left(previous, committed, shape)
         samples = [
             sample if left is None else self._continuing(sample, state, left)
             for sample, state, left in zip(samples, states, lefts, strict=True)
         ]
-        words = _words(keys, len(samples))
+        words = key_words(keys, len(samples))
         return [Request(*row) for row in zip(samples, states, words, lefts, strict=True)]
 
-    def answer(
+    def sample_actions(
         self, requests: Sequence[Request], noise: Float[np.ndarray, "b h _a"] | None = None
     ) -> Float[np.ndarray, "b h a"]:
         """Chunks in the robot's units, one for each request; see `infer` for the noise. A policy
-        that predicts subtasks does so first."""
-        return self.answer_told(self.told(requests), noise)
-
-    def answer_told(
-        self, requests: Sequence[Request], noise: Float[np.ndarray, "b h _a"] | None = None
-    ) -> Float[np.ndarray, "b h a"]:
-        """`answer` without predicting subtasks: each chunk carries out the subtask that its request
-        has, if any."""
-        _check_rows(noise, len(requests))
+        that predicts subtasks does so first for requests that have none."""
+        check_noise(noise, len(requests))
+        requests = self.with_subtasks(requests)
         keys, states = (np.stack([getattr(r, name) for r in requests]) for name in ("key", "state"))
         rows: list[Any] = [None] * len(requests)
         for at, count, batch in self.batches(requests):
             start = None if noise is None else noise[at]
-            weights = _weights([requests[i].left for i in at])
-            found = self._sampled(batch, keys[at], start, weights)
-            for i, chunk in zip(at[:count], found[:count], strict=True):
+            weights = continuation_weights([requests[i].left for i in at])
+            sampled = self._sampled(batch, keys[at], start, weights)
+            for i, chunk in zip(at[:count], sampled[:count], strict=True):
                 rows[i] = chunk
         chunks = np.stack(rows)
-        return _committed(self.robot_actions(chunks, states), [r.left for r in requests])
+        return with_committed(self.robot_actions(chunks, states), [r.left for r in requests])
+
+    def session(self, number: int = 0, *, continues: bool = False) -> RobotSession:
+        """The state to keep for one robot between calls, for `infer` and `prepare`.
+
+        Args:
+          number: distinguishes the robot's noise from other robots'.
+          continues: whether its chunks continue each other (real-time chunking).
+
+        Raises:
+          ValueError: chunks should be continued, but the model takes the mean of those that
+            overlap.
+        """
+        config = self.model.config
+        return RobotSession(
+            number,
+            observed=dict(getattr(config, "observed", ())),
+            ensemble=getattr(config, "temporal_ensemble_coeff", None),
+            continues=continues,
+        )
 
     @property
-    def says_subtasks(self) -> bool:
+    def predicts_subtasks(self) -> bool:
         """True if the policy predicts, in words, what to do next before it acts."""
         return self.processor is not None and self.processor.subtask_limit > 0
 
-    def told(self, requests: Sequence[Request]) -> list[Request]:
+    def with_subtasks(self, requests: Sequence[Request]) -> list[Request]:
         """The requests, with a predicted subtask for each that has none; unchanged if the policy
         predicts none."""
-        found = list(requests)
-        if not self.says_subtasks:
-            return found
+        done = list(requests)
+        if not self.predicts_subtasks:
+            return done
         processor = self._prepared()
-        silent = [i for i, request in enumerate(found) if not len(request.sample.subtask)]
-        for at, count, batch in self.batches([found[i] for i in silent]):
-            tokens = np.asarray(self._say(self.params, batch))[:, 0]
+        silent = [i for i, request in enumerate(done) if not len(request.sample.subtask)]
+        for at, count, batch in self.batches([done[i] for i in silent]):
+            tokens = np.asarray(self._predict_subtasks(self.params, batch))[:, 0]
             for row, i in enumerate(at[:count].tolist()):
-                asked = found[silent[i]]
+                request = done[silent[i]]
                 said = processor.subtask_said(tokens[row])
-                found[silent[i]] = replace(asked, sample=replace(asked.sample, subtask=said))
-        return found
+                done[silent[i]] = replace(request, sample=replace(request.sample, subtask=said))
+        return done
 
     def subtask(self, request: Request) -> str:
         """The subtask of a request, in words; empty if it has none."""
@@ -310,10 +339,10 @@ class Policy:
         alike = defaultdict(list)
         for i, request in enumerate(requests):
             sample = request.sample
-            kind = len(sample.images), self._text(len(sample.text)), _depends(request.left)
+            kind = len(sample.images), self._text(len(sample.text)), request.depends
             alike[kind].append(i)
         for group in alike.values():
-            for at, count in self._pieces(len(group)):
+            for at, count in split_rows(len(group), self.sizes):
                 rows = np.array(group)[at]
                 yield rows, count, self.rows([requests[i].sample for i in rows])
 
@@ -335,7 +364,7 @@ class Policy:
           guided: also compile what continued chunks need.
           cameras: how many cameras each observation shows, all of the embodiment's if None.
           progress: called with (programs done, programs) after each.
-          compute: function that answers the requests, `answer` if None.
+          compute: function that answers the requests, `sample_actions` if None.
 
         Raises:
           ValueError: a size is not one of the policy's.
@@ -346,7 +375,7 @@ class Policy:
             raise ValueError(
                 f"The policy has no sizes {strange} to compile for; it has {self.sizes}."
             )
-        robot = processor.embodiments[self.embodiment]
+        robot = self._robot
         black = np.zeros((processor.image_size, processor.image_size, 3), np.uint8)
         shown = len(robot.cameras) if cameras is None else cameras
         images = [black if i < shown else None for i in range(len(robot.cameras))]
@@ -364,7 +393,9 @@ class Policy:
             words = np.zeros(min(length, processor.text_limit), np.int32)
             sample = processor.sample(images, state, words, embodiment=self.embodiment)
             (left,) = self._left([previous], 1, (1, *free.shape))
-            (compute or self.answer)([Request(sample, state, np.zeros(2, np.uint32), left)] * rows)
+            (compute or self.sample_actions)(
+                [Request(sample, state, np.zeros(2, np.uint32), left)] * rows
+            )
             if progress is not None:
                 progress(done, len(programs))
 
@@ -401,7 +432,8 @@ class Policy:
                 "the loss averages over every action dim, as openpi's does."
             )
         else:
-            batch = self.rows(self._samples(self._read(observation), chunks))
+            observations = self._read(observation, {"actions": len(chunks)})
+            batch = self.rows(self._samples(observations, chunks))
         drawn = flow.draw(jax.random.key(seed), batch.sample_id, 1, batch.actions.shape[2:])
         at = drawn[0] if time is None else np.asarray(time, np.float32)[:, None, None]
         if at.ndim == 4:
@@ -447,29 +479,31 @@ class Policy:
             )
         return self.processor
 
-    def _read(self, observation: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The observation under openpi's names, converted if it has the names of the robot's
+    @property
+    def _robot(self) -> Embodiment:
+        return self._prepared().embodiments[self.embodiment]
+
+    def _read(
+        self, observation: Mapping[str, Any], rows: Mapping[str, int] | None = None
+    ) -> list[RobotObservation]:
+        """The observations in a mapping with openpi's names, or with those of the robot's
         clients."""
-        processor = self._prepared()
-        robot = processor.embodiments[self.embodiment]
-        if robot.keys is None or not is_raw(observation, robot.keys):
-            return observation
-        needs_state = processor.state_input != "none" or bool(robot.relative)
-        return read_raw(observation, robot.keys, robot.absent, needs_state)
+        processor, robot = self._prepared(), self._robot
+        if robot.keys is not None and is_raw(observation, robot.keys):
+            needs_state = processor.state_input != "none" or bool(robot.relative)
+            observation = read_raw(observation, robot.keys, robot.absent, needs_state)
+        vocabulary = self.model.config.vocabulary
+        return read_observation(observation, robot.cameras, vocabulary=vocabulary, rows=rows)
 
     def _samples(
-        self, observation: Mapping[str, Any], actions: Float[np.ndarray, "b h _a"] | None = None
+        self,
+        observations: Sequence[RobotObservation],
+        actions: Float[np.ndarray, "b h _a"] | None = None,
     ) -> list[Sample]:
         processor = self._prepared()
         if actions is not None:
             processor = replace(processor, horizon=actions.shape[1])
-        return read_observation(
-            observation,
-            processor,
-            vocabulary=self.model.config.vocabulary,
-            embodiment=self.embodiment,
-            actions=actions,
-        )
+        return samples_of(observations, processor, embodiment=self.embodiment, actions=actions)
 
     def _continuing(self, sample: Sample, state: Float[np.ndarray, " _s"], left: Left) -> Sample:
         _, (chunk,), (mask,) = self._prepared().numbers(
@@ -496,14 +530,6 @@ class Policy:
             bucket *= 2
         return max(length, min(bucket, self._prepared().text_limit))
 
-    def _pieces(self, count: int) -> Iterator[tuple[Int[np.ndarray, " r"], int]]:
-        """Splits `count` rows into batches of the policy's sizes. Yields each batch's rows, padded
-        by repeating the last of them, and how many of them count."""
-        for first in range(0, count, self.sizes[-1]):
-            rows = min(self.sizes[-1], count - first)
-            size = next(size for size in self.sizes if size >= rows)
-            yield np.minimum(first + np.arange(size), first + rows - 1), rows
-
     def _sampled(self, *given: Any) -> Float[np.ndarray, "b h a"]:
         return np.asarray(self._sample(self.params, *given))[:, 0]
 
@@ -521,7 +547,8 @@ class Policy:
             sizes=self.sizes if sizes is None else sizes,
             shortest=self.shortest if shortest is None else shortest,
         )
-        vars(other).update({name: getattr(self, name) for name in ("_sample", "_error", "_say")})
+        compiled = ("_sample", "_error", "_predict_subtasks")
+        vars(other).update({name: getattr(self, name) for name in compiled})
         return other
 
     def sampling_by(self, wrap: Callable[[Any], Any]) -> "Policy":
@@ -540,7 +567,7 @@ class Policy:
 
     @cached_property
     def _sample(self) -> Any:
-        model = told(self.model, self.processor)
+        model = bind_processor(self.model, self.processor)
 
         @jax.jit
         def sample(
@@ -559,11 +586,11 @@ class Policy:
         return sample
 
     @cached_property
-    def _say(self) -> Any:
+    def _predict_subtasks(self) -> Any:
         @jax.jit
-        def say(params: Any, batch: PackedBatch) -> jax.Array:
+        def predict(params: Any, batch: PackedBatch) -> jax.Array:
             processor = self._prepared()
-            return require(self.model, "predict_text", "saying subtasks")(
+            return require(self.model, "predict_text", "predicting subtasks")(
                 params,
                 batch,
                 length=processor.subtask_limit - 2,
@@ -572,7 +599,7 @@ class Policy:
                 below=processor.tokenizer.size,
             )
 
-        return say
+        return predict
 
     @cached_property
     def _error(self) -> Any:
@@ -584,46 +611,3 @@ class Policy:
             return ((velocity - target) ** 2)[:, 0, 0]
 
         return error
-
-
-def _words(
-    keys: Integer[ArrayLike, "n 2"] | Sequence[tuple[int, int]] | None, count: int
-) -> UInt32[np.ndarray, "n 2"]:
-    if keys is None:
-        return np.stack([np.zeros(count, np.uint32), np.arange(count, dtype=np.uint32)], -1)
-    words = np.asarray(keys)
-    if words.shape != (count, 2) or not np.issubdtype(words.dtype, np.integer):
-        raise ValueError(
-            f"keys are {words.dtype} {list(words.shape)}; expected two integers for each of "
-            f"{count} observations."
-        )
-    return words.astype(np.uint32)
-
-
-def _check_rows(noise: Float[np.ndarray, "b h a"] | None, count: int) -> None:
-    if not count:
-        raise ValueError("The request has no observations; give at least one.")
-    if noise is not None and len(noise) != count:
-        raise ValueError(f"noise is for {len(noise)} observations, but there are {count}.")
-
-
-def _weights(lefts: Sequence[Left | None]) -> Float[np.ndarray, "b h"] | None:
-    """Weights of the chunks to continue; None if no row depends on one."""
-    given = [left.weight for left in lefts if left is not None and _depends(left)]
-    if not given:
-        return None
-    return np.stack([np.zeros_like(given[0]) if x is None else x.weight for x in lefts])
-
-
-def _depends(left: Left | None) -> bool:
-    return left is not None and bool(left.weight.any())
-
-
-def _committed(
-    chunks: Float[np.ndarray, "b h a"], lefts: Sequence[Left | None]
-) -> Float[np.ndarray, "b h a"]:
-    """The chunks, with the committed actions as their first steps."""
-    for chunk, left in zip(chunks, lefts, strict=True):
-        if left is not None:
-            chunk[: len(left.committed)] = left.committed
-    return chunks

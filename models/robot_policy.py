@@ -19,12 +19,12 @@ from jaxtyping import Array, Bool, Float, Int, UInt8, UInt32
 
 from models.inputs.camera_names import find_camera
 from models.inputs.embodiment import Embodiment, Normalizer
+from models.inputs.observation import RobotObservation
 from models.inputs.packed_batch import PackedBatch, pack
 from models.inputs.processor import Processor
-from models.policy import Policy, Request
-
-Pictures = UInt8[Array | np.ndarray, "c h w 3"] | Sequence[UInt8[np.ndarray, "_h _w 3"] | None]
-"""A robot's pictures of one moment, in the order of its cameras; None where one is not sent."""
+from models.policy import Policy
+from models.requests import Request
+from models.session import RobotSession
 
 
 class RobotSpec(Protocol):
@@ -100,17 +100,14 @@ class RobotPolicy:
         return cls(policy, spec.name, places, spec.picture, spec.prompts)
 
     @classmethod
-    def for_clients(cls, policy: Policy, sent: tuple[str, ...] | None = None) -> "RobotPolicy":
-        """A policy for clients that send pictures of the cameras `sent` (all of the policy's if
-        None), in this order and of any size.
+    def for_clients(cls, policy: Policy) -> "RobotPolicy":
+        """A policy for clients that send pictures of its own cameras, of any size.
 
         Raises:
           ValueError: the policy came without its processor.
         """
         robot = processor_of(policy, "its clients' robots").embodiments[policy.embodiment]
-        sent = robot.cameras if sent is None else sent
-        places = [sent.index(camera) if camera in sent else None for camera in robot.cameras]
-        return cls(policy, robot.name, tuple(places))
+        return cls(policy, robot.name, tuple(range(len(robot.cameras))))
 
     @property
     def processor(self) -> Processor:
@@ -132,13 +129,18 @@ class RobotPolicy:
         """Steps and dims of an action chunk in the robot's units."""
         return self.processor.horizon, len(self.embodiment.actions.offset)
 
+    def session(self, number: int, continues: bool) -> RobotSession:
+        """See `Policy.session`."""
+        return self.policy.session(number, continues=continues)
+
     def act(
         self,
         observation: tuple[UInt8[ArrayLike, "n c h w 3"], Float[ArrayLike, "n s"]],
         prompts: Sequence[str],
         keys: UInt32[np.ndarray, "n 2"],
         *,
-        previous: Sequence[Float[np.ndarray, "_t a"] | None] | None = None,
+        sessions: Sequence[RobotSession] | None = None,
+        executed: Sequence[int | None] | None = None,
         committed: int = 0,
     ) -> Float[np.ndarray, "n t a"]:
         """Chunks in the robot's units for N observations (`sim.acting.Policy`).
@@ -146,52 +148,57 @@ class RobotPolicy:
         Args:
           keys: any two integers for each row, such as (episode, step); a row's noise depends on
             them alone.
-          previous, committed: chunks to continue, see `Policy.infer`.
+          sessions: of the rows, which then remember the answers; `executed` and `committed` as in
+            `Policy.infer`.
         """
         images, states = (np.asarray(x) for x in observation)
-        lefts = [None] * len(images) if previous is None else previous
-        rows = zip(images, states, prompts, keys, lefts, strict=True)
-        return self.policy.answer(
-            [
-                self.request((shown, state), prompt, key, previous=left, committed=committed)
-                for shown, state, prompt, key, left in rows
-            ]
+        unknown = [None] * len(images)
+        rows = zip(
+            *(images, states, prompts, keys, sessions or unknown, executed or unknown), strict=True
         )
+        requests = [
+            self.request((shown, state), prompt, key, session, done, committed)
+            for shown, state, prompt, key, session, done in rows
+        ]
+        chunks = self.policy.sample_actions(requests)
+        if sessions is None:
+            return chunks
+        return np.stack([s.answered(chunk) for s, chunk in zip(sessions, chunks, strict=True)])
 
     def request(
         self,
-        observation: tuple[Pictures, Float[ArrayLike, " s"] | None],
+        observation: tuple[UInt8[ArrayLike, "c h w 3"], Float[ArrayLike, " s"]],
         prompt: str,
         key: Sequence[int] | UInt32[np.ndarray, "2"],
-        *,
-        previous: Float[np.ndarray, "_t a"] | None = None,
+        session: RobotSession | None = None,
+        executed: int | None = None,
         committed: int = 0,
     ) -> Request:
-        """A request for `Policy.answer` from one observation: pictures in the order of the robot's
-        cameras, and the state in the robot's units.
-
-        Args:
-          previous, committed: a chunk to continue, see `Policy.infer`.
+        """A request for `Policy.sample_actions` from one observation of the robot.
 
         Raises:
-          ValueError: the observation is not one that the policy reads.
+          ValueError: as `Policy.prepare`.
         """
-        pictures, state = observation
-        shown = zip(self.embodiment.cameras, self.cameras, strict=True)
-        seen: dict[str, Any] = {
-            "image": {
-                camera: pictures[at]
-                for camera, at in shown
-                if at is not None and pictures[at] is not None
-            },
-            "prompt": prompt,
-        }
-        if state is not None:
-            seen["state"] = state
         (request,) = self.policy.prepare(
-            seen, np.asarray([key]), previous=[previous], committed=committed
+            [self.observed(observation, prompt)],
+            np.asarray([key]),
+            session=session,
+            executed=executed,
+            committed=committed,
         )
         return request
+
+    def observed(
+        self,
+        observation: tuple[UInt8[ArrayLike, "c h w 3"], Float[ArrayLike, " s"]],
+        prompt: str,
+    ) -> RobotObservation:
+        """The observation as the policy takes it, from pictures in the order of the robot's cameras
+        and the state in its units."""
+        pictures, state = (np.asarray(x) for x in observation)
+        shown = zip(self.embodiment.cameras, self.cameras, strict=True)
+        images = {camera: pictures[at] for camera, at in shown if at is not None}
+        return RobotObservation(images, prompt, state)
 
     @cached_property
     def longest_text(self) -> int:

@@ -17,7 +17,7 @@ from pathlib import Path
 import jax
 import matplotlib.pyplot as plt
 
-from models.terminal import Console, Progress
+from models.files.terminal import Console, Progress
 from parallel.monitor.metrics import read_metrics
 from tools.recipes import rl, training
 from tools.recipes.closed_loop import read_closed_loop

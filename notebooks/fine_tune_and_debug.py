@@ -22,8 +22,8 @@ import sentencepiece
 from data import open_dataset
 from data.lerobot.writer import DatasetWriter
 from models import Policy, load_policy
+from models.files.terminal import Console
 from models.load import inspect_params
-from models.terminal import Console
 from sim.open_loop import BLIND, HOLD, MEAN, POLICY
 from tools.convert_checkpoint import convert
 from tools.recipes import open_loop, training

@@ -25,7 +25,7 @@ from data.statistics.idle import IdleLimits, find_idle, to_json
 from data.statistics.stats import compute
 from data.validation.validate import validate
 from data.view.view import write_page
-from models.terminal import Console
+from models.files.terminal import Console
 from tools.recipes.prepare import prepare
 from tools.recipes.presets import RowsConfig, load_preset
 

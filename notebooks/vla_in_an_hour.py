@@ -22,7 +22,7 @@ from data.loader.loader import Loader
 from data.packing.plan import Plan
 from models import load_policy
 from models.attention.attention import attend
-from models.terminal import Console, Progress
+from models.files.terminal import Console, Progress
 from parallel.monitor.metrics import read_metrics
 from sim.suites import load_suite
 from tools.recipes import training

@@ -25,7 +25,7 @@ from orbax.checkpoint import v1 as ocp
 from models.checkpoints import digests
 from models.checkpoints.own import check_same, context, find, metadata, refuse, steps
 from models.files.on_disk import to_disk
-from models.terminal import Console, harmless, logger
+from models.files.terminal import Console, harmless, logger
 from parallel.hosts.agreement import agree
 from parallel.hosts.distributed import host_count, host_index
 from parallel.retention import Retention

@@ -17,8 +17,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from models.files.terminal import Console
 from models.inputs.packed_batch import PackedBatch
-from models.terminal import Console
 from parallel.checkpoint import CheckpointWriter
 from parallel.evaluations import LATE, Evaluations
 from parallel.hooks import Hook, due

@@ -17,9 +17,9 @@ from jax.sharding import Mesh
 
 from models.checkpoints import own
 from models.files.bounds import check_least
+from models.files.terminal import Console
 from models.inputs.packed_batch import PackedBatch
 from models.sharding import Rules
-from models.terminal import Console
 from parallel import checkpoint
 from parallel.evaluations import HELD_OUT_LOSS, Evaluations, check_judged, made_late
 from parallel.hooks import Hook

@@ -128,10 +128,16 @@ def check_policy(policy: Policy, config: RlConfig) -> None:
             f"'{family}', which is defined in a file of yours; choose 'host' or 'colocated'."
         )
     processor_of(policy, config.rollout.suite)
-    if policy.says_subtasks:
+    if policy.predicts_subtasks:
         raise ValueError(
             "The policy writes out its subtask before it acts, which RL does not support; first "
             "fine-tune it without subtasks, using tools.train --init and --model.text-loss 0."
+        )
+    if policy.session().remembers:
+        raise ValueError(
+            "The policy reads past observations or takes the mean of overlapping chunks "
+            "(model.observed, model.temporal_ensemble_coeff), which RL's rollouts do not; start "
+            "from a policy that looks at one moment alone."
         )
     if model.config.solver != "euler":
         raise ValueError(

@@ -12,7 +12,7 @@ from typing import Any
 
 from models.checkpoints import own
 from models.config import to_json
-from models.terminal import Console
+from models.files.terminal import Console
 from sim.protocol import Spec
 from sim.suite import Suite
 

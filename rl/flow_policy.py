@@ -55,8 +55,8 @@ def draw(
     """Draws chunks for N rows of one sample each, in the model's units; observations that are
     `observed` already are not read again.
 
-    Integration starts from the same noise as in `Policy.answer` with the same keys; nothing else
-    decides a row's noise. If no step adds noise, as at `level` 0, chunks are those of
+    Integration starts from the same noise as in `Policy.sample_actions` with the same keys; nothing
+    else decides a row's noise. If no step adds noise, as at `level` 0, chunks are those of
     `sample_actions` and their log-probabilities are 0.
     """
     field = model.field(params["policy"], batch, observed)

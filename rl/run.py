@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from models.checkpoints import own
-from models.terminal import Console
+from models.files.terminal import Console
 from parallel import checkpoint
 from parallel.hooks import Hook, due
 from parallel.hosts.stop import StopSignals

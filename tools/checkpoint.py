@@ -27,7 +27,7 @@ from models.checkpoints.card import model_card
 from models.checkpoints.remote import local, needed
 from models.checkpoints.safetensors_format import write_file
 from models.checkpoints.sources import CheckpointSource, open_orbax
-from models.terminal import Console, guard_tracebacks
+from models.files.terminal import Console, guard_tracebacks
 from parallel.checkpoint import CheckpointWriter, copy
 from parallel.monitor.metrics import read_metrics
 from tools.command_line.ending import in_a_line

@@ -18,10 +18,10 @@ import tyro
 from models import Policy
 from models.config import to_json
 from models.files.own_file import run_file
+from models.files.terminal import Console, guard_tracebacks
 from models.flow.flow import Solver
 from models.formats import writers
 from models.inputs.processor import Processor
-from models.terminal import Console, guard_tracebacks
 from parallel.checkpoint import CheckpointWriter, steps
 from tools.command_line.ending import in_a_line
 from tools.recipes.policy import DEFAULTS, PolicyOptions, load

@@ -29,8 +29,8 @@ from data.store.store import Encoding, build_store, damaged_store_files
 from data.validation.validate import validate
 from data.view.view import write_page, write_recording
 from models import Scaling
+from models.files.terminal import Console, guard_tracebacks
 from models.files.whole_text import write_whole
-from models.terminal import Console, guard_tracebacks
 from tools.command_line.consent import consent
 from tools.command_line.ending import in_a_line
 from tools.command_line.push import PushOptions, licence, own_version, push

@@ -19,7 +19,7 @@ import tyro
 
 from models import load_policy
 from models.config import to_json
-from models.terminal import Console, Progress, guard_tracebacks
+from models.files.terminal import Console, Progress, guard_tracebacks
 from parallel.mesh import make_mesh
 from parallel.runs.run_lock import LOCK_NAME, locked
 from parallel.trainer import check_start

@@ -15,7 +15,7 @@ import sys
 
 import tyro
 
-from models.terminal import Console, guard_tracebacks
+from models.files.terminal import Console, guard_tracebacks
 from tools.command_line.ending import in_a_line
 from tools.command_line.options import current_options
 from tools.recipes import open_loop

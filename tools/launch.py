@@ -15,7 +15,7 @@ from typing import Annotated
 
 import tyro
 
-from models.terminal import guard_tracebacks, harmless
+from models.files.terminal import guard_tracebacks, harmless
 from parallel.hosts import exits
 from parallel.hosts.supervisor import LaunchPlan, supervise
 

@@ -25,11 +25,11 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from models import Layout
+from models.files.terminal import Console, guard_tracebacks, harmless
 from models.inputs.packed_batch import PackedBatch, pack
 from models.layers.layers import Remat
 from models.layers.pipeline import Pipeline
 from models.model import KeptModel, ModelConfig, require
-from models.terminal import Console, guard_tracebacks, harmless
 from parallel.mesh import MeshConfig
 from parallel.optimizer import OptimizerConfig
 from parallel.planning.cluster import Cluster, make_cluster, read_cluster

@@ -27,11 +27,11 @@ import tyro
 from data.mixture.recorded import read_pictures, read_recorded
 from models import PackedBatch, Policy
 from models.files.own_file import run_file
+from models.files.terminal import Console, Progress, guard_tracebacks
 from models.layers.calibrated import Moments, calibrated_kernel, watched
 from models.layers.quantized import Kernel, Kind, Rounding
-from models.model import in_few_bits, require, told
-from models.policy import Request
-from models.terminal import Console, Progress, guard_tracebacks
+from models.model import bind_processor, quantize_params, require
+from models.requests import Request
 from parallel.planning.random_batch import random_batch
 from tools.command_line.ending import in_a_line
 from tools.convert_checkpoint import convert
@@ -70,10 +70,10 @@ def quantize(
         quantized=pattern, quantized_kind=kind, quantized_activations=activations
     )
     if rounding is None:
-        params = jax.jit(partial(in_few_bits, few))(policy.params)
+        params = jax.jit(partial(quantize_params, few))(policy.params)
     else:
-        jax.eval_shape(partial(in_few_bits, few), policy.params)  # raises its errors at once
-        params = in_few_bits(few, policy.params, rounding(pattern))
+        jax.eval_shape(partial(quantize_params, few), policy.params)  # raises its errors at once
+        params = quantize_params(few, policy.params, rounding(pattern))
     return replace(policy, model=few.build(), params=params)
 
 
@@ -113,7 +113,7 @@ def recorded_moments(
         pictures = read_pictures(recording.dataset, recording.reading, int(e), at)
         asked += recorded_requests(recording, one, pictures)
         if len(asked) >= policy.sizes[-1] or done == len(chosen):
-            watching.answer(asked)
+            watching.sample_actions(asked)
             asked = []
         progress(done, len(chosen))
     jax.effects_barrier()
@@ -130,7 +130,9 @@ def action_error(policy: Policy, other: Policy, batch: PackedBatch) -> float:
     relative to the norm of the first's actions."""
     noise = jax.random.normal(jax.random.key(0), batch.actions.shape)
     actions, others = (
-        np.asarray(jax.jit(told(p.model, p.processor).sample_actions)(p.params, batch, noise))
+        np.asarray(
+            jax.jit(bind_processor(p.model, p.processor).sample_actions)(p.params, batch, noise)
+        )
         for p in (policy, other)
     )
     return float(np.linalg.norm(others - actions) / np.linalg.norm(actions))

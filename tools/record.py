@@ -14,7 +14,7 @@ import sys
 import tyro
 from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from models.terminal import Console, Progress, TextColumn, guard_tracebacks
+from models.files.terminal import Console, Progress, TextColumn, guard_tracebacks
 from tools.command_line.ending import in_a_line
 from tools.command_line.options import current_options
 from tools.recipes.recording import RecordConfig, record_dataset

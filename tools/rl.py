@@ -21,7 +21,7 @@ from typing import Annotated
 
 import tyro
 
-from models.terminal import Console, guard_tracebacks
+from models.files.terminal import Console, guard_tracebacks
 from parallel.hosts.stop import leave_at_once
 from parallel.hosts.watchdog import Watchdog
 from rl.config import RlConfig

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import tyro
 
-from models.terminal import guard_tracebacks, harmless
+from models.files.terminal import guard_tracebacks, harmless
 from tools.command_line.ending import in_a_line
 from tools.recipes.rl_figures import write_comparison
 

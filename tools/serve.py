@@ -26,9 +26,9 @@ import tyro
 
 from models import Policy
 from models.files.own_file import run_file
+from models.files.terminal import Console, Progress, guard_tracebacks, harmless, logger
 from models.flow.flow import Solver
 from models.flow.realtime_chunking import Chunking
-from models.terminal import Console, Progress, guard_tracebacks, harmless, logger
 from tools.command_line.options import current_options, with_value
 from tools.recipes import policy as recipe
 from tools.recipes.policy import PolicyOptions
@@ -161,7 +161,6 @@ def run(config: ServeConfig, console: Console) -> int:
                 replay = open_replay(
                     config.replay, config.episode, config.replay_steps, config.inputs
                 )
-                server.ended.append(replay.forget)
                 return recorded(replay, replay.inputs, recorder)
             keep_compiled()
             engine = opened.enter_context(_engine(config, metrics))

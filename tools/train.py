@@ -19,7 +19,7 @@ from typing import Annotated
 
 import tyro
 
-from models.terminal import guard_tracebacks, harmless
+from models.files.terminal import guard_tracebacks, harmless
 from parallel.hosts import exits, inject
 from parallel.hosts.job import start
 from parallel.hosts.stop import leave_at_once

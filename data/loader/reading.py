@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from data.errors import DatasetError
-from models.terminal import logger
+from models.files.terminal import logger
 
 _log = logger(__name__)
 

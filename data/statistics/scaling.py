@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from models import Normalizer, Scaling
-from models.terminal import logger
+from models.files.terminal import logger
 
 _NARROW = 0.01
 _SMALLEST_SCALE = 1e-4

@@ -17,7 +17,7 @@ from data.files.job import Done, alone, run_job
 from data.frames import Stats
 from data.lake.ranges import episode_ranges, require_no_strays, streamed
 from data.statistics.quantiles import Counted, OrderStatistics, interpolate, ranks
-from models.terminal import logger
+from models.files.terminal import logger
 
 P = TypeVar("P")
 

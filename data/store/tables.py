@@ -24,7 +24,7 @@ from data.files.folder import Folder, LocalFolder
 from data.files.names import path_within
 from data.frames import ACTION, STATE
 from data.statistics.stats import describe_blocks
-from models.terminal import logger
+from models.files.terminal import logger
 
 EPISODES, PROMPTS, STATS = "episodes.npz", "prompts.json", "stats.json"
 FILES = (EPISODES, PROMPTS, STATS)

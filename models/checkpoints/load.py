@@ -22,7 +22,7 @@ from rich.progress import BarColumn, DownloadColumn, TransferSpeedColumn
 from models.checkpoints.layout import read_block
 from models.checkpoints.rename import MappedParameter, Table, match
 from models.checkpoints.sources import IN_FLIGHT_BYTES, CheckpointSource
-from models.terminal import Console, Progress, TextColumn, draws
+from models.files.terminal import Console, Progress, TextColumn, draws
 
 PyTree = Any
 Index = tuple[slice, ...]

@@ -18,8 +18,8 @@ from rich.progress import BarColumn, DownloadColumn, TransferSpeedColumn
 from models.files.bounds import check_name
 from models.files.bucket import Bucket, StoredFile
 from models.files.hub import fetch_model
+from models.files.terminal import Console, Progress, TextColumn
 from models.files.user_cache import user_cache
-from models.terminal import Console, Progress, TextColumn
 
 Wanted = Literal["policy", "statistics"]
 

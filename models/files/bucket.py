@@ -18,7 +18,7 @@ import fsspec
 from fsspec.registry import known_implementations
 
 from models.files.bounds import check_name
-from models.terminal import first_line
+from models.files.terminal import first_line
 
 Done = Callable[[int], None]
 """Called with the number of bytes of each file that has arrived."""

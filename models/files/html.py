@@ -10,7 +10,7 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from models.files.page import jpeg
-from models.terminal import harmless
+from models.files.terminal import harmless
 
 _LONGEST = 200
 _MOST_ROWS = 20

@@ -19,7 +19,7 @@ from huggingface_hub import errors as hub_errors
 from huggingface_hub.hf_api import RepoFile
 
 from models.files.bounds import check_name
-from models.terminal import first_line
+from models.files.terminal import first_line
 
 Kind = Literal["model", "dataset"]
 

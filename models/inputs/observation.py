@@ -1,15 +1,16 @@
-"""Samples from the unpacked observations of openpi's users: images by camera name, masks, state and
-a prompt as text or as token ids.
+"""Observation of a robot at one moment, as everything that acts takes it, and how openpi's users
+write it down: images by camera name, masks, state and a prompt as text or as token ids.
 
 Keys and shapes are those of openpi's `Observation` before batching; every array may have a leading
 batch axis or none.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int, Num, UInt8
 
 from models.inputs.packed_batch import Sample
 from models.inputs.processor import Processor
@@ -18,73 +19,133 @@ _KEYS = {"image", "image_mask", "state", "prompt", "tokenized_prompt", "tokenize
 _UNREAD = {"actions", "token_ar_mask", "token_loss_mask"}
 
 
+@dataclass(frozen=True, eq=False)
+class RobotObservation:
+    """Pictures, state and prompt of one moment, in the robot's units.
+
+    `images`: by camera of the embodiment, of any size; one that is absent or masked is left out.
+    `prompt`: text, or the token ids of all of it. `state`: None where none is given. `past`: values
+    of earlier moments, see `RobotSession.observe`.
+    """
+
+    images: Mapping[str, UInt8[np.ndarray, "_h _w 3"]]
+    prompt: str | Int[np.ndarray, " _t"]
+    state: Num[np.ndarray, " _s"] | None = None
+    past: Mapping[str, tuple[np.ndarray | None, ...]] = field(default_factory=dict)
+
+    def value(self, column: str) -> np.ndarray | None:
+        """The state, if `column` is "state", or else the picture of that camera."""
+        return self.state if column == "state" else self.images.get(column)
+
+
 def read_observation(
     observation: Mapping[str, Any],
-    processor: Processor,
+    cameras: tuple[str, ...],
     *,
     vocabulary: int,
-    embodiment: int = 0,
-    actions: Float[np.ndarray, "b h _a"] | None = None,
-) -> list[Sample]:
-    """One sample for each of the B observations.
+    rows: Mapping[str, int] | None = None,
+) -> list[RobotObservation]:
+    """One observation for each of the B that a mapping holds.
 
     Args:
       observation: "image" {camera: uint8 [h, w, 3] or [b, h, w, 3]}, optionally "image_mask"
         {camera: bool or [b]}, "state" [s] or [b, s], and "prompt" (a str, or one for each) or
         "tokenized_prompt" [t] or [b, t] (with "tokenized_prompt_mask", else zeros at its end are
-        padding). A camera that is masked or absent costs nothing. The state may be absent where
-        the policy does not read it, or reads it in a prompt that is tokenized already.
+        padding). A camera that is masked or absent costs nothing.
+      cameras: of the embodiment.
       vocabulary: rows of the model's embedding.
-      actions: chunks to compare with, in the units of the embodiment.
+      rows: batch sizes, by name, of what else has a batch axis.
 
     Raises:
-      ValueError: a key or camera is unknown, something is absent or of another shape, a token id is
-        out of range, or a prompt is too long.
+      ValueError: a key or camera is unknown, something is absent or of another shape, or a token id
+        is out of range.
     """
     unknown = sorted(set(observation) - _KEYS - _UNREAD)
     if unknown:
         raise ValueError(
             f"The observation has unknown entries {unknown}; the known ones are {sorted(_KEYS)}."
         )
-    robot = processor.embodiments[embodiment]
-    images = _images(observation, robot.cameras)
+    images = _images(observation, cameras)
     state = observation.get("state")
-    if state is None:
-        spelt = processor.state_input == "text" and "tokenized_prompt" in observation
-        if processor.state_input != "none" and not spelt:
-            raise ValueError(f"The observation has no 'state'; '{robot.name}' needs one.")
-        state = np.zeros(len(robot.state.offset))
-    state = np.asarray(state, np.float32)
+    state = None if state is None else np.asarray(state)
     tokens = _prompts(observation, vocabulary)
     sizes = {f"image {name}": len(x) for name, (x, _) in images.items() if x.ndim == 4}
-    sizes |= {"state": len(state)} if state.ndim == 2 else {}
+    sizes |= {"state": len(state)} if state is not None and state.ndim == 2 else {}
     sizes |= {"the prompt": len(tokens)} if isinstance(tokens, list) else {}
-    sizes |= {} if actions is None else {"actions": len(actions)}
+    sizes |= rows or {}
     if len(set(sizes.values())) > 1:
         raise ValueError(f"The observation's batch sizes differ: {sizes}.")
     count = next(iter(sizes.values()), 1)
     return [
-        processor.sample(
-            [_one(images.get(name), i) for name in robot.cameras],
-            state[i] if state.ndim == 2 else state,
+        RobotObservation(
+            {name: x for name in images if (x := _one(images[name], i)) is not None},
             tokens[i] if isinstance(tokens, list) else tokens,
-            embodiment=embodiment,
-            actions=None if actions is None else np.asarray(actions[i], np.float32),
-            id=i,
+            state[i] if state is not None and state.ndim == 2 else state,
         )
         for i in range(count)
     ]
 
 
-def _images(observation: Mapping[str, Any], cameras: tuple[str, ...]) -> dict[str, Any]:
-    """By camera: pictures [h, w, 3] or [b, h, w, 3], and their mask, [] or [b]."""
-    given, masks = observation.get("image", {}), observation.get("image_mask", {})
-    strange = sorted((set(given) | set(masks)) - set(cameras))
+def samples_of(
+    observations: Sequence[RobotObservation],
+    processor: Processor,
+    *,
+    embodiment: int = 0,
+    actions: Float[np.ndarray, "b h _a"] | None = None,
+) -> list[Sample]:
+    """One sample for each observation. The state may be absent where the policy does not read it,
+    or reads it in a prompt that is tokenized already.
+
+    Args:
+      actions: chunks to compare with, in the units of the embodiment.
+
+    Raises:
+      ValueError: a camera is unknown, a picture is not one, the state is absent, there is a past,
+        which no Processor prepares yet, or as `Processor.sample`.
+    """
+    robot = processor.embodiments[embodiment]
+    for one in observations:
+        _check_cameras(one.images, robot.cameras)
+        for name, x in one.images.items():
+            if x.dtype != np.uint8 or x.ndim != 3 or x.shape[-1] != 3:
+                raise ValueError(
+                    f"image '{name}' is {x.dtype} {list(x.shape)}; expected uint8 [h, w, 3]."
+                )
+        spelt = processor.state_input == "text" and not isinstance(one.prompt, str)
+        if one.state is None and processor.state_input != "none" and not spelt:
+            raise ValueError(f"The observation has no 'state'; '{robot.name}' needs one.")
+        if one.past:
+            raise ValueError(
+                f"The observation has the past of {sorted(one.past)}, but this policy's Processor "
+                "prepares one moment alone; begin its session without `observed`."
+            )
+    nothing = np.zeros(len(robot.state.offset))
+    return [
+        processor.sample(
+            [one.images.get(name) for name in robot.cameras],
+            np.asarray(nothing if one.state is None else one.state, np.float32),
+            one.prompt,
+            embodiment=embodiment,
+            actions=None if actions is None else np.asarray(actions[i], np.float32),
+            id=i,
+        )
+        for i, one in enumerate(observations)
+    ]
+
+
+def _check_cameras(names: Iterable[str], cameras: tuple[str, ...]) -> None:
+    strange = sorted(set(names) - set(cameras))
     if strange:
         raise ValueError(
             f"The model does not know the camera{'s' if len(strange) > 1 else ''} "
             f"{', '.join(map(repr, strange))}; its cameras are {', '.join(map(repr, cameras))}."
         )
+
+
+def _images(observation: Mapping[str, Any], cameras: tuple[str, ...]) -> dict[str, Any]:
+    """By camera: pictures [h, w, 3] or [b, h, w, 3], and their mask, [] or [b]."""
+    given, masks = observation.get("image", {}), observation.get("image_mask", {})
+    _check_cameras({*given, *masks}, cameras)
     images = {name: (np.asarray(x), np.asarray(masks.get(name, True))) for name, x in given.items()}
     for name, (x, mask) in images.items():
         if x.dtype != np.uint8 or x.ndim not in (3, 4) or x.shape[-1] != 3:
@@ -101,8 +162,6 @@ def _images(observation: Mapping[str, Any], cameras: tuple[str, ...]) -> dict[st
 
 
 def _one(image: Any, i: int) -> np.ndarray | None:
-    if image is None:
-        return None
     pictures, mask = image
     if not (mask[i] if mask.ndim else mask):
         return None

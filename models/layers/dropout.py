@@ -10,7 +10,7 @@ _STREAM = 2**32 - 2
 
 
 def sample_keys(key: PRNGKeyArray, ids: Int[Array, "*b"]) -> UInt32[Array, "*b d"]:
-    """Key data for each id, different from those of `flow.draw` and `models.augment`."""
+    """Key data for each id, different from those of `flow.draw` and `models.inputs.augment`."""
     stream = jax.random.fold_in(key, _STREAM)
     fold = jax.vmap(lambda id: jax.random.key_data(jax.random.fold_in(stream, id)))
     keys = fold(ids.reshape(-1))

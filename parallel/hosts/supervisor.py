@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from models.terminal import harmless
+from models.files.terminal import harmless
 from parallel.hosts import exits, job, watchdog
 from parallel.hosts.parent import die_with_parent
 

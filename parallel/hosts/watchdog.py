@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import jax
 
-from models.terminal import harmless
+from models.files.terminal import harmless
 from parallel.hosts import coordination, exits
 
 PATIENCE = {"preparing": math.inf}

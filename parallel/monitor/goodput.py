@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal, get_args
 
-from models.terminal import Console
+from models.files.terminal import Console
 from parallel.runs.json_lines import read_lines, set_damage_aside
 from parallel.runs.log_failure import naming
 

@@ -17,7 +17,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.summary import scalar
 
-from models.terminal import Console
+from models.files.terminal import Console
 from parallel.runs.atomic import replace_text
 from parallel.runs.json_lines import read_lines, set_damage_aside
 from parallel.runs.log_failure import naming

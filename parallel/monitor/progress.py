@@ -12,7 +12,7 @@ import jax
 from jax.sharding import Mesh
 from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 
-from models.terminal import Console, Progress, TextColumn, draws
+from models.files.terminal import Console, Progress, TextColumn, draws
 from parallel.hosts.facts import by_host, stop_signal
 from parallel.monitor.data_wait import DataWait
 from parallel.monitor.goodput import Account

@@ -11,7 +11,7 @@ from types import TracebackType
 
 import jax
 
-from models.terminal import Console
+from models.files.terminal import Console
 from parallel.hosts.distributed import host_index
 from parallel.hosts.watchdog import note
 from parallel.runs.log_failure import LogFailure

@@ -7,7 +7,7 @@ from typing import Any
 from rich.box import SIMPLE
 from rich.table import Table
 
-from models.terminal import Console
+from models.files.terminal import Console
 from parallel.planning.explain import CompiledKernel, Explanation, KernelGroup, WireTime, grouped
 
 _PHASES = ("forward", "recomputed", "backward", "other")

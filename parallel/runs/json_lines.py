@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from models.terminal import Console
+from models.files.terminal import Console
 from parallel.runs.atomic import replace_text
 
 Fits = Callable[[Any], object]

@@ -17,7 +17,7 @@ from models.checkpoints import digests, own
 from models.checkpoints.remote import is_remote, url_of
 from models.files.bucket import Bucket
 from models.files.on_disk import to_disk
-from models.terminal import Console
+from models.files.terminal import Console
 from parallel.hosts.agreement import agree
 from parallel.hosts.watchdog import alive
 from parallel.retention import Retention

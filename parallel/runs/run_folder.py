@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from models.checkpoints import own
-from models.terminal import Console
+from models.files.terminal import Console
 from parallel.runs.atomic import replace_text
 from parallel.runs.json_lines import set_aside
 

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from models.config import from_json
-from models.terminal import Console
+from models.files.terminal import Console
 from parallel.hosts import exits
 from parallel.hosts.agreement import agree
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from models.terminal import Console
+from models.files.terminal import Console
 from parallel.hosts.agreement import agree
 from parallel.runs.atomic import replace_text
 from parallel.trackers.tracker import Outcome, TrackedRun, Tracker, find_tracker

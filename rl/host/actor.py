@@ -16,7 +16,8 @@ import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
 from models.layers.functional import Params
-from models.policy import Policy, Request
+from models.policy import Policy
+from models.requests import Request
 from models.robot_policy import RobotPolicy
 from rl import flow_policy
 from rl.config import FlowConfig

@@ -20,7 +20,7 @@ from models.layers.functional import fill
 from parallel.hosts.watchdog import alive
 from parallel.runs.position import count, entry, shown
 from rl.config import RolloutConfig
-from rl.host.rollout import Actor, Answered, Asked, Rollout, SpanLog, Untimed
+from rl.host.rollout import Actor, InferenceReply, InferenceRequest, Rollout, SpanLog, Untimed
 from rl.host.staleness import StalenessControl
 from rl.host.trajectory_buffer import Counts, TrajectoryBuffer
 from rl.host.weights import Weights, WeightsReader
@@ -302,16 +302,16 @@ class _Host:
 
     def _batcher(
         self, number: int, actor: Actor, reader: WeightsReader
-    ) -> Batcher[Asked, Answered]:
+    ) -> Batcher[InferenceRequest, InferenceReply]:
         lane = "inference" if len(self._system.inference) == 1 else f"inference {number}"
         count = sum(some.count for some in self._system.slots)
 
-        def answer(asked: list[Asked]) -> list[Answered]:
+        def answer(asked: list[InferenceRequest]) -> list[InferenceReply]:
             with self._clock.span(lane, "compute"):
                 snapshot = reader.read(max(one.oldest for one in asked))
                 drawn = actor.answer(snapshot.params, [one.request for one in asked])
                 alive()
-                return [Answered(*row, snapshot.version) for row in drawn]
+                return [InferenceReply(*row, snapshot.version) for row in drawn]
 
         return Batcher(
             answer,
@@ -357,7 +357,7 @@ def _known(system: HostSystem) -> Callable[[int], Start]:
 def _conduct(
     learn: Callable[[], None],
     rollouts: Sequence[Rollout],
-    batchers: Sequence[Batcher[Asked, Answered]],
+    batchers: Sequence[Batcher[InferenceRequest, InferenceReply]],
     staleness_control: StalenessControl,
     trajectories: TrajectoryBuffer,
     should_stop: Callable[[], bool],
@@ -415,7 +415,7 @@ def _conduct(
 
 def _end(
     rollouts: Sequence[Rollout],
-    batchers: Sequence[Batcher[Asked, Answered]],
+    batchers: Sequence[Batcher[InferenceRequest, InferenceReply]],
     threads: Sequence[threading.Thread],
 ) -> list[str]:
     """Names of the threads that do not end in time."""

@@ -22,7 +22,7 @@ from jaxtyping import Float
 
 from models.batcher import Batcher
 from models.inputs.packed_batch import Sample
-from models.policy import Request
+from models.requests import Request
 from parallel.hosts.watchdog import alive
 from rl.host.staleness import GroupMember, StalenessControl
 from rl.host.trajectory_buffer import TrajectoryBuffer
@@ -71,14 +71,14 @@ class Untimed:
         return nullcontext()
 
 
-class Asked(NamedTuple):
+class InferenceRequest(NamedTuple):
     """A request to the batcher: an observation, and the oldest version that may answer it."""
 
     request: Request
     oldest: int
 
 
-class Answered(NamedTuple):
+class InferenceReply(NamedTuple):
     """The batcher's answer: a chunk in the robot's units, its draws, and the version."""
 
     actions: Float[np.ndarray, "h a"]
@@ -114,7 +114,7 @@ class Rollout:
     def __init__(
         self,
         slots: Slots,
-        batchers: Sequence[Batcher[Asked, Answered]],
+        batchers: Sequence[Batcher[InferenceRequest, InferenceReply]],
         prepare: Callable[[Observation, str, tuple[int, int]], Request],
         staleness_control: StalenessControl,
         trajectories: TrajectoryBuffer,
@@ -137,9 +137,9 @@ class Rollout:
         self._coming = [0] * len(batchers)
         self._asking: list[int] = []
         self._waiting = 0
-        self._answered: list[tuple[int, Answered]] = []
-        self._valuing: list[tuple[_Episode, Outcome, Future[Answered]]] = []
-        self._inbox: deque[tuple[int, Future[Answered]]] = deque()
+        self._answered: list[tuple[int, InferenceReply]] = []
+        self._valuing: list[tuple[_Episode, Outcome, Future[InferenceReply]]] = []
+        self._inbox: deque[tuple[int, Future[InferenceReply]]] = deque()
         self._news = threading.Event()
         self._stopped = self._over = False
 
@@ -259,14 +259,14 @@ class Rollout:
         """Index of the slot's batcher."""
         return (self._first + slot) % len(self._batchers)
 
-    def _submit(self, slot: int, episode: "_Episode") -> "Future[Answered]":
+    def _submit(self, slot: int, episode: "_Episode") -> "Future[InferenceReply]":
         assert episode.seen is not None
         key = key_of(episode.place, episode.steps)
         episode.request = self._prepare(episode.seen, episode.prompt, key)
         oldest = self._admission.oldest(episode.place.ticket)
-        return self._batchers[self._whose(slot)].submit(Asked(episode.request, oldest))
+        return self._batchers[self._whose(slot)].submit(InferenceRequest(episode.request, oldest))
 
-    def _hear(self, slot: int, future: "Future[Answered]") -> None:
+    def _hear(self, slot: int, future: "Future[InferenceReply]") -> None:
         """Receives an answer, on the batcher's thread."""
         self._inbox.append((slot, future))
         self.wake()
@@ -342,7 +342,7 @@ class _Episode:
     seen: Observation | None = None
     request: Request | None = None
     """The last request to the policy."""
-    answered: Answered | None = None
+    answered: InferenceReply | None = None
     """The answer to it, while its chunk is being executed."""
     decisions: list[Decision] = field(default_factory=list)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from models.checkpoints import own
 from models.config import to_json
-from models.terminal import Console
+from models.files.terminal import Console
 from parallel import checkpoint
 from parallel.hosts.stop import StopSignals
 from parallel.runs.run_folder import (

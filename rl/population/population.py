@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from models.terminal import Console
+from models.files.terminal import Console
 from parallel.optimizer import make_schedule
 from parallel.runs.atomic import replace_text
 from parallel.runs.json_lines import read_lines, set_damage_aside

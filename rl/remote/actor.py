@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 
 from models.layers.functional import fill
-from models.policy import Request
+from models.requests import Request
 from rl.host import rollout
 from rl.remote.cluster import STARTING, Lost, RayWorker, load_ray, unstarted
 from sim.protocol import Observation

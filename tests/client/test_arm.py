@@ -13,7 +13,7 @@ import pytest
 from chiliad_client import Backoff, Connection, ControlLoop, LoopSettings, SafetyLimits
 from models import Pi, Policy
 from models.inputs.embodiment import Embodiment, Normalizer
-from models.policy import _committed
+from models.requests import with_committed
 from sim.environments import arm_control
 from sim.environments.arm import Arm
 from sim.environments.arm_model import HOME, LIMITS, SPEEDS
@@ -35,7 +35,7 @@ ROBOT = Embodiment("arm", Arm.cameras, Normalizer.identity(15), Normalizer.ident
 class TowardsGoal(Policy):
     """Chunks that lead the joints to `GOAL` by 0.02 rad a step, without computing anything."""
 
-    def answer_told(self, requests, noise=None):
+    def sample_actions(self, requests, noise=None):
         chunks = []
         for request in requests:
             joints, steps = request.state[:7], np.arange(1, HORIZON + 1)[:, None]
@@ -43,7 +43,7 @@ class TowardsGoal(Policy):
             moved = joints + np.sign(way) * np.minimum(np.abs(way), 0.02 * steps)
             chunks.append(np.concatenate([moved, np.zeros((HORIZON, 1))], 1))
         lefts = [request.left for request in requests]
-        return _committed(np.stack(chunks).astype(np.float32), lefts)
+        return with_committed(np.stack(chunks).astype(np.float32), lefts)
 
 
 @dataclass

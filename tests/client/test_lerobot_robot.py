@@ -14,8 +14,8 @@ from chiliad_client import ControlLoop, LeRobotRobot, LoopSettings
 from models.inputs.embodiment import Embodiment, Normalizer
 from tests.helpers.client.fakes import FakeClock, FakeServer
 from tests.helpers.tools.served import Echo, serving
+from tools.serving.client import Reply
 from tools.serving.inputs import inputs_of
-from tools.serving.session import Reply
 
 ROOT = Path(__file__).parents[2]
 CLIENT, PROGRAM = ROOT / "client", ROOT / "tests/helpers/client/lerobot_mock.py"
@@ -166,7 +166,7 @@ def test_lerobots_mock_robot_is_driven_in_real_time_by_our_server():
 
         def submit(self, request):
             answer = Future()
-            answer.set_result(Reply(np.tile(request["state"] + 10, (10, 1)), 0.001))
+            answer.set_result(Reply(np.tile(request.observation.state + 10, (10, 1)), 0.001))
             return answer
 
     joints = Normalizer.identity(3)

@@ -155,4 +155,4 @@ with Connection(sys.argv[1]) as server:
     version, _, answer = done.stdout.partition(" ")
     assert version.startswith("1.")
     assert json.loads(answer) == np.full((2, 2), 0.5).tolist()
-    assert inputs_of(ROBOT, reads_state=True).read({**OBSERVATION})["prompt"]
+    assert inputs_of(ROBOT, reads_state=True).read({**OBSERVATION}).observation.prompt

@@ -62,15 +62,15 @@ def test_with_one_size_the_number_of_rows_changes_not_a_bit(policy):
 @pytest.mark.slow
 def test_a_long_prompt_or_a_chunk_to_continue_changes_not_a_bit_of_the_rows_beside_it(policy):
     alone = replace(policy, sizes=(4,))
-    pictures, states = seen(4)
     long = " ".join(["push"] * 40)
-    requests = alone.requests((pictures, states), [*PROMPTS[:2], long, PROMPTS[3]], KEYS[:4])
+    observations = {**openpi(4), "prompt": [*PROMPTS[:2], long, PROMPTS[3]]}
+    requests = alone.prepare(observations, KEYS[:4])
     (going_on,) = alone.prepare(openpi(1), KEYS[4:], previous=[np.ones((3, 2))])
-    first = alone.answer(requests[:2])
-    together = alone.answer([requests[2], requests[1], going_on, requests[0], requests[3]])
+    first = alone.sample_actions(requests[:2])
+    together = alone.sample_actions([requests[2], requests[1], going_on, requests[0], requests[3]])
     np.testing.assert_array_equal(together[[3, 1]], first)
     for i, request in ((0, requests[2]), (2, going_on)):
-        np.testing.assert_array_equal(together[i], alone.answer([request])[0])
+        np.testing.assert_array_equal(together[i], alone.sample_actions([request])[0])
     assert programs(alone) == 3
 
 
@@ -97,7 +97,7 @@ def test_infer_act_and_requests_of_several_callers_give_the_same_chunks(policy):
             KEYS[i : i + 1],
         )
     ]
-    np.testing.assert_array_equal(policy.answer(requests), acted)
+    np.testing.assert_array_equal(policy.sample_actions(requests), acted)
     noise = np.asarray(flow.noise(jnp.asarray(KEYS[:4]), (6, 4)))
     np.testing.assert_allclose(policy.infer(one, noise)["actions"], acted, atol=1e-6)
     default = np.stack([np.zeros(4, int), np.arange(4)], -1)

@@ -9,6 +9,7 @@ import pytest
 
 from models import Embodiment, Normalizer
 from models.inputs.camera_names import with_names
+from models.inputs.observation import RobotObservation
 from models.inputs.packed_batch import pack
 from models.inputs.pictures import Antialiased, StretchedMiddle
 from models.inputs.prompts import TemplatePrompt, template
@@ -128,11 +129,10 @@ def test_a_suites_camera_may_be_named_by_its_last_part():
     assert RobotPolicy.in_suite(_policy(ARM), spec).cameras == (1,)
 
 
-def test_clients_may_leave_cameras_out_and_send_pictures_of_any_size():
+def test_an_observation_may_leave_cameras_out_and_have_pictures_of_any_size():
     policy = _policy(replace(ARM, cameras=("front", "side")))
-    robot = RobotPolicy.for_clients(policy, ("side",))
     picture, state = np.full((6, 10, 3), 200, np.uint8), np.zeros(3, np.float32)
-    request = robot.request(([picture], state), "push", (5, 1))
+    (request,) = policy.prepare([RobotObservation({"side": picture}, "push", state)], [(5, 1)])
     (expected,) = policy.prepare(
         {"image": {"side": picture}, "state": state, "prompt": "push"}, np.array([[5, 1]])
     )

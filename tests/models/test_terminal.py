@@ -11,8 +11,8 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from models import terminal
-from models.terminal import (
+from models.files import terminal
+from models.files.terminal import (
     Console,
     Progress,
     TextColumn,
@@ -106,7 +106,7 @@ def test_styles_of_ours_reach_a_terminal_that_has_them():
 
 
 def test_a_log_is_harmless_in_every_handler(caplog):
-    log = logger("tests.models.terminal")
+    log = logger("tests.models.files.terminal")
     log.warning("the client said %s", FOREIGN)
     try:
         raise ValueError(FOREIGN)
@@ -136,7 +136,7 @@ def sources():
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
             name = path.relative_to(ROOT).as_posix()
-            if name != "models/terminal.py" and not name.startswith(
+            if name != "models/files/terminal.py" and not name.startswith(
                 ("tools/bench/peers/", "sim/simulators/")
             ):
                 yield name, ast.parse(path.read_text())

@@ -15,7 +15,7 @@ from models.flow import flow
 from models.layers.layers import Compute
 from rl import flow_policy
 from rl.config import FlowConfig
-from tests.helpers.models.tiny_policy import CONFIG, KEYS, PROMPTS, seen, tiny_policy
+from tests.helpers.models.tiny_policy import CONFIG, KEYS, openpi, tiny_policy
 
 MODEL = Pi(CONFIG)
 EVERY = [
@@ -35,9 +35,8 @@ def named(config):
 @cache
 def batch(size: int = 5):
     """The tiny policy's observations, one a row, of which every other action counts."""
-    pictures, states = seen()
     policy = tiny_policy().varied(sizes=(size,))
-    requests = policy.requests((pictures, states), PROMPTS, KEYS)
+    requests = policy.prepare(openpi(5), KEYS)
     (_, _, found), *_ = policy.batches(requests)
     mask = np.zeros(found.action_mask.shape, bool)
     mask[:, :, ::2, :2] = True

@@ -6,7 +6,7 @@ from io import StringIO
 import numpy as np
 import pytest
 
-from models.terminal import Console
+from models.files.terminal import Console
 from parallel.runs.json_lines import set_damage_aside
 from sim.environments.device_slots import DeviceSlots
 from sim.evaluate import evaluate

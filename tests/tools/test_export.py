@@ -16,7 +16,7 @@ import pytest
 from models import Normalizer, Pi, load_policy
 from tests.helpers.models import groot_whole
 from tests.helpers.models.released_cases import RELEASED_CASES, answers, case_policy
-from tests.helpers.models.tiny_policy import CONFIG, KEYS, PROMPTS, seen, tiny_policy
+from tests.helpers.models.tiny_policy import CONFIG, KEYS, PROMPTS, openpi, seen, tiny_policy
 from tools.export.__main__ import main
 from tools.export.act import whole
 from tools.export.facts import facts as described
@@ -110,7 +110,9 @@ def exported(policy, observations, noise, folder, to, **options):
     write(policy, folder, to, cameras=[robot.cameras[i] for i in cameras], **options)
     given = asked(requests, noise, places(folder))
     rows = zip(requests, noise, strict=True)
-    wanted = np.concatenate([policy.answer([request], start[None]) for request, start in rows])
+    wanted = np.concatenate(
+        [policy.sample_actions([request], start[None]) for request, start in rows]
+    )
     prompts = [observations[i].get("prompt", observations[i].get("task", "")) for i in alike]
     spells = policy.processor.state_input == "text" and robot.adapter
     found = ran(folder, given, [] if spells else prompts, also)
@@ -252,15 +254,14 @@ def test_a_prompt_with_a_pictures_token_is_refused_outside_too():
 def test_a_batch_is_answered_row_by_row_the_same(tmp_path):
     also, policy, folder = needs("onnx"), tiny_policy(), tmp_path / "out"
     write(policy, folder, "onnx", batch=2)
-    (pictures, states), noise = seen(2), unit_noise(policy, 2)
-    requests = policy.requests((pictures, states), PROMPTS[:2], KEYS[:2])
+    requests, noise = policy.prepare(openpi(2), KEYS[:2]), unit_noise(policy, 2)
     given = asked(requests, noise, places(folder))
     np.savez(folder / "given.npz", **given)
     command = [sys.executable, folder / "run.py", folder / "given.npz", folder / "found.npy"]
     said = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True)
     assert "actions [2, 6, 2]" in said.stdout
     assert not also[1:]
-    assert differ(np.load(folder / "found.npy"), policy.answer(requests, noise)) < 1e-4
+    assert differ(np.load(folder / "found.npy"), policy.sample_actions(requests, noise)) < 1e-4
 
 
 def test_every_array_is_described(tmp_path):
@@ -288,7 +289,7 @@ def test_a_state_that_hardly_moves_keeps_its_digits(tmp_path):
     noise, act = unit_noise(policy, 1), whole(policy)
     (request,) = policy.prepare(observation)
     given = asked([request], noise, act.inputs["tokens"].shape[1])
-    assert differ(jax.jit(act)(act.weights, given), policy.answer([request], noise)) < 1e-4
+    assert differ(jax.jit(act)(act.weights, given), policy.sample_actions([request], noise)) < 1e-4
 
 
 def test_what_cannot_be_exported_is_refused_in_a_sentence(tmp_path, monkeypatch):

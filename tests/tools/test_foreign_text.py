@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from data.lerobot.writer import DatasetWriter
-from models.terminal import harmless
+from models.files.terminal import harmless
 from parallel import checkpoint
 from parallel.monitor.metrics import MetricsWriter
 from tools import checkpoint as checkpoint_command

@@ -105,10 +105,10 @@ def test_a_policy_says_a_subtask_and_does_it(finished):
     other = policy.processor.subtask_tokens("bring it back here")
     told = [replace(r, sample=replace(r.sample, subtask=other)) for r in requests]
     assert policy.subtask(told[0]) == "bring it back here"
-    said = policy.told(requests)
+    said = policy.with_subtasks(requests)
     assert [policy.subtask(request) for request in said] == found["subtask"]
-    np.testing.assert_allclose(policy.answer_told(said), found["actions"], atol=1e-5)
-    assert not np.allclose(policy.answer(told), found["actions"], atol=1e-4)
+    np.testing.assert_allclose(policy.sample_actions(said), found["actions"], atol=1e-5)
+    assert not np.allclose(policy.sample_actions(told), found["actions"], atol=1e-4)
 
 
 def test_a_tokenizer_of_tools_data_is_the_one_that_a_run_takes(dataset, finished, tmp_path, capsys):

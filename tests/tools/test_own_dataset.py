@@ -12,7 +12,7 @@ import pytest
 from data.dataset import use_format
 from data.store.store import open_store
 from models import load_policy
-from models.terminal import Console
+from models.files.terminal import Console
 from tests.helpers.data.npz_episodes import write_episodes
 from tests.helpers.tools.small_run import SMALL, losses, one_device, write_dataset
 from tools import train

@@ -12,7 +12,7 @@ from data import open_dataset
 from models import load_policy
 from models.checkpoints import own
 from models.files.bucket import Bucket
-from models.terminal import Console
+from models.files.terminal import Console
 from parallel.runs.mirror import whole_steps
 from tests.helpers.models.buckets import memory_bucket, s3_bucket
 from tests.helpers.models.hub import Repository, writable_hub

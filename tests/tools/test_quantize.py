@@ -12,10 +12,10 @@ import tyro
 from jax.tree_util import tree_leaves_with_path
 
 from models import load_policy
+from models.files.terminal import Console
 from models.layers.quantized import dequantize, inner_size, is_quantized
 from models.load import like_model
 from models.sharding import path_name
-from models.terminal import Console
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.planning.random_batch import random_batch
 from tests.helpers.models.openpi_numbers import FIXTURES, TOLD

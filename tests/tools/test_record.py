@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from data import open_dataset
-from models.terminal import Console
+from models.files.terminal import Console
 from sim.environments.device_slots import DeviceSlots
 from sim.environments.tabletop import Tabletop
 from sim.protocol import EVAL_SEEDS, TRAIN_SEEDS

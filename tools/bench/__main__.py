@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from models.terminal import Console, guard_tracebacks, harmless
+from models.files.terminal import Console, guard_tracebacks, harmless
 from parallel.hosts import exits
 from tools.bench.peer import check_python
 from tools.command_line.versions import versions

@@ -31,7 +31,7 @@ from typing import Annotated, Any
 import tyro
 from rich.table import Table
 
-from models.terminal import Console, track
+from models.files.terminal import Console, track
 from parallel.runs.atomic import replace_text
 from tools.bench import pages
 from tools.bench.process import ended, last_json

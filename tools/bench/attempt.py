@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from models.terminal import Console
+from models.files.terminal import Console
 
 FULL = "RESOURCE_EXHAUSTED"
 """Word in the error of a program that does not fit its device's memory."""

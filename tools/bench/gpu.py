@@ -250,7 +250,7 @@ def _add(result: Mapping[str, Any], file: Path) -> None:
 
 
 def _say(text: str) -> None:
-    """Prints as `models.terminal` does, without its packages, which may be missing here."""
+    """Prints as `models.files.terminal` does, without its packages, which may be missing here."""
     plain = (c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
     print("".join(plain), flush=True)
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from models import load_policy
 from models.config import to_json
-from models.terminal import Console, track
+from models.files.terminal import Console, track
 from parallel.monitor.metrics import read_metrics
 from parallel.runs.atomic import replace_text
 from sim.protocol import Start

@@ -30,7 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from models.terminal import Console
+from models.files.terminal import Console
 
 ROOT = Path(__file__).resolve().parents[2]
 _BEGIN = "<!-- figures "

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from data.mixture.relabelled import Transform
 from data.mixture.trust import Consent, always, remember, remembered
-from models.terminal import Console
+from models.files.terminal import Console
 
 
 def consent(trust: bool, alone: bool, console: Console) -> Consent:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from models.terminal import harmless
+from models.files.terminal import harmless
 from parallel.hosts import exits
 
 

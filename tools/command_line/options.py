@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from models.files.renamed import old_paths, old_values
-from models.terminal import harmless
+from models.files.terminal import harmless
 
 
 def current_options(arguments: Sequence[str], *kinds: Any, **renamed: str) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from models.files import hub
 from models.files.bucket import Bucket
-from models.terminal import Console
+from models.files.terminal import Console
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from rich.progress import (
 )
 
 from data.dataset import Report
-from models.terminal import Progress, TextColumn
+from models.files.terminal import Progress, TextColumn
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from data import open_dataset
 from data.dataset import use_format
 from data.statistics.idle import IdleLimits
 from data.view.browse import write_browser
-from models.terminal import Console
+from models.files.terminal import Console
 from tools.command_line.ending import in_a_line
 from tools.datasets.bars import steps
 

@@ -7,7 +7,7 @@ import tyro
 from rich.table import Column
 
 from data.lake.catalogue import Catalogue, DatasetVersion, find, lineage
-from models.terminal import Console
+from models.files.terminal import Console
 from tools.datasets.shown import table
 from tools.datasets.versions import absolute, version_of
 

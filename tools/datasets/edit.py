@@ -12,7 +12,7 @@ from data.edit.plan import Edit, EditPlan, Numbers, Trim
 from data.errors import DatasetError
 from data.files.partial import partial_of
 from data.video.encoding import Codec, VideoEncoding
-from models.terminal import Console
+from models.files.terminal import Console
 from tools.command_line.ending import in_a_line
 from tools.datasets.bars import progress
 from tools.datasets.place import ALONE, LakeOptions, lake

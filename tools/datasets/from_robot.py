@@ -21,7 +21,7 @@ from data.lerobot.recording import features_of
 from data.lerobot.writer import DatasetWriter
 from data.statistics.difference import DELTA_T
 from data.video.encoding import even
-from models.terminal import Console
+from models.files.terminal import Console
 from tools.command_line.ending import in_a_line
 from tools.datasets.bars import progress
 

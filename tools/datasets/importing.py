@@ -9,7 +9,7 @@ from data.errors import DatasetError
 from data.lerobot.growing import is_growing
 from data.lerobot.importing.importing import import_dataset
 from data.lerobot.importing.layout import read_layout
-from models.terminal import Console
+from models.files.terminal import Console
 from tools.command_line.ending import in_a_line
 from tools.datasets.bars import steps
 from tools.datasets.place import ALONE, LakeOptions, lake

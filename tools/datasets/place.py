@@ -13,7 +13,7 @@ import tyro
 from data.files.job import running
 from data.lake.catalogue import Catalogue
 from data.lake.on_ray import on_ray
-from models.terminal import Console
+from models.files.terminal import Console
 from tools.datasets.versions import recordings, typed, version_of
 
 

@@ -13,7 +13,7 @@ from data.statistics.difference import RecordingDifference
 from data.statistics.scaling import narrow
 from data.statistics.stats import Stats
 from data.view.view import dimension_names
-from models.terminal import Console
+from models.files.terminal import Console
 
 _MOST_SHOWN = 1000
 """Largest number of characters of a task."""

@@ -18,8 +18,8 @@ from data import open_dataset
 from data.mixture.mixture import DatasetConfig
 from models import Policy
 from models.files.own_file import run_file
+from models.files.terminal import Console, guard_tracebacks
 from models.flow.flow import Solver
-from models.terminal import Console, guard_tracebacks
 from tools.command_line.ending import in_a_line
 from tools.export.write import Format, write
 from tools.recipes.bound_recording import bound

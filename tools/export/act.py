@@ -20,7 +20,7 @@ from models.attention.target import compiling_for
 from models.inputs.embodiment import Embodiment
 from models.inputs.packed_batch import PackedBatch, Sample
 from models.inputs.processor import Processor
-from models.model import told
+from models.model import bind_processor
 from models.policy import Policy
 from models.robot_policy import processor_of
 from models.sharding import path_name
@@ -55,7 +55,7 @@ class Act:
                 f"the policy's cameras {list(robot.cameras)}, of which only "
                 f"{list(robot.absent)} may be left out, and a batch of at least 1."
             )
-        if self.policy.says_subtasks:
+        if self.policy.predicts_subtasks:
             raise ValueError(
                 "The policy writes a subtask before it acts (processor.subtask_limit is "
                 f"{processor.subtask_limit}), which cannot be exported as one program; export a "
@@ -114,7 +114,7 @@ class Act:
             jax.tree.structure(self.policy.params), [weights[name] for name in self.weights]
         )
         batch = self._batch(**inputs)
-        model, noise = told(self.policy.model, self.processor), inputs["noise"][:, None]
+        model, noise = bind_processor(self.policy.model, self.processor), inputs["noise"][:, None]
         with compiling_for("any"):
             chunk = model.sample_actions(params, batch, noise)[:, 0]
         return self._acted(chunk, inputs["state"])

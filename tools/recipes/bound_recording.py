@@ -20,11 +20,13 @@ from data.mixture.mixture import (
     read_mixture,
     resolve,
 )
-from data.mixture.recorded import RecordedEpisode, read_recorded
+from data.mixture.recorded import RecordedEpisode, read_pictures, read_recorded
 from data.view.view import dimension_names
 from models import Embodiment, Policy
-from models.policy import Request
+from models.inputs.observation import RobotObservation
+from models.requests import Request
 from models.robot_policy import processor_of
+from models.session import RobotSession
 from sim.open_loop import AGAIN, BLIND, POLICY, STILL, TOLD, without
 from tools.recipes.prepare import known
 
@@ -149,7 +151,7 @@ def recorded_requests(
     state: Float[np.ndarray, " s"] | None = None,
     noise: int = 0,
 ) -> Iterator[Request]:
-    """Requests for an episode's observations.
+    """Requests for an episode's observations, each with the past that the policy reads beside it.
 
     Args:
       black: cameras whose pictures are black.
@@ -158,26 +160,45 @@ def recorded_requests(
         to the recorded one.
       noise: number that is added to the frame in the noise's key.
     """
+    session, wanted = recording.policy.session(one.episode), set(one.at.tolist())
+    if session.lookback:
+        one, pictures = _with_past(recording, one, session)
     for i, frame in enumerate(one.at.tolist()):
         shown = one_of(recording.robot.cameras, pictures, i)
         shown |= {name: np.zeros_like(shown[name]) for name in black if name in shown}
         prompt = _other(one.prompts[i], prompts, i) if prompts else one.prompts[i]
-        yield request(recording, shown, one.state[i], prompt, (one.episode, frame + noise), state)
+        seen = RobotObservation(shown, prompt, one.state[i] if state is None else state)
+        seen = session.observe(seen, frame)
+        if frame in wanted:
+            yield request(recording, seen, (one.episode, frame + noise), one.state[i])
 
 
 def request(
     recording: BoundRecording,
-    shown: dict[str, np.ndarray],
-    state: Float[np.ndarray, " s"],
-    prompt: str,
+    seen: RobotObservation,
     key: tuple[int, int],
-    still: Float[np.ndarray, " s"] | None = None,
+    state: Float[np.ndarray, " s"],
 ) -> Request:
-    """Request for one observation; with `still`, the model is given that state, but its actions are
-    still relative to `state`."""
-    seen = {"image": shown, "state": state if still is None else still, "prompt": prompt}
-    (prepared,) = recording.policy.prepare(seen, np.array([key], np.int64))
+    """Request for one observation, whose actions are relative to `state` whatever the model is
+    given."""
+    (prepared,) = recording.policy.prepare([seen], np.array([key], np.int64))
     return replace(prepared, state=state)
+
+
+def _with_past(
+    recording: BoundRecording, one: RecordedEpisode, session: RobotSession
+) -> tuple[RecordedEpisode, Pictures]:
+    """The episode and its pictures at its frames and at those that are read beside them."""
+    dataset, reading = recording.dataset, recording.reading
+    if reading.step != 1:
+        raise ValueError(
+            f"{recording.settings.path}: a step of the policy is {reading.step:g} frames, but a "
+            "policy that reads past observations is evaluated on recordings of its own rate alone."
+        )
+    steps = sorted({0, *(step for steps in session.observed.values() for step in steps)})
+    at = np.unique(np.maximum(one.at[:, None] + np.array(steps), 0))
+    found = read_recorded(dataset, recording.settings, reading, one.episode, at)
+    return found, read_pictures(dataset, reading, one.episode, at)
 
 
 def one_of(cameras: Sequence[str], pictures: Pictures, i: int) -> dict[str, np.ndarray]:

@@ -21,8 +21,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from models import Policy
+from models.files.terminal import Console
 from models.robot_policy import RobotPolicy
-from models.terminal import Console
 from parallel.hosts import watchdog
 from parallel.hosts.distributed import host_count, host_index
 from parallel.runs.json_lines import read_lines, set_damage_aside

@@ -22,14 +22,15 @@ from rich.progress import (
 from rich.text import Text
 
 from models import Policy
+from models.files.terminal import Console, Progress, TextColumn
 from models.robot_policy import RobotPolicy
-from models.terminal import Console, Progress, TextColumn
+from models.session import RobotSession
 from sim.acting import Control
 from sim.acting import Policy as Acting
 from sim.evaluate import evaluate, evaluate_expert, filmed
 from sim.journal import Journal
 from sim.protocol import Observation, Slots, Spec, Start
-from sim.results import Evaluation, joined
+from sim.results import Episode, Evaluation, joined
 from sim.suite import Suite
 from sim.suites import load_suite
 from tools.serving.remote import RemotePolicy, RemoteRobot
@@ -155,11 +156,19 @@ class Condition:
         """See `sim.evaluate`."""
         if self.policy is None:
             return evaluate_expert(slots, starts, **how)
-        robot = self._robot(slots.spec)
-        acts = robot.act if self.delay is None else _delayed(robot, replan_steps, self.delay)
+        acting = ActingInEpisodes(self._robot(slots.spec), replan_steps, self.delay)
+        acts: Acting = acting
         if self.noise:
-            acts = _disturbed(acts, replan_steps, self.noise)
-        return evaluate(slots, acts, starts, replan_steps=replan_steps, control=self.control, **how)
+            acts = _disturbed(acts, acting.steps, self.noise)
+        keep = how.pop("on_episode", None)
+
+        def ended(episode: Episode) -> None:
+            acting.forget(episode.start)
+            if keep is not None:
+                keep(episode)
+
+        how |= {"control": self.control, "on_episode": ended}
+        return evaluate(slots, acts, starts, replan_steps=acting.steps, **how)
 
     def _robot(self, spec: Spec) -> RobotPolicy | RemoteRobot:
         if isinstance(self.policy, RemotePolicy):
@@ -365,23 +374,66 @@ def evaluate_all(
     return {name: joined(found, suite.name) for name, found in parts.items()}
 
 
-def _delayed(robot: RobotPolicy | RemoteRobot, replan_steps: int, delay: int) -> Acting:
-    """The robot's policy with chunks that come `delay` steps after their observation: each begins
-    with the actions of the previous one that the robot executes meanwhile. An episode's first chunk
-    is waited for."""
-    last: dict[int, Float[np.ndarray, "h a"]] = {}
+class ActingInEpisodes:
+    """A robot's policy as evaluation calls it (`sim.acting.Policy`), with a session for each
+    episode.
 
-    def act(
-        observation: Observation, prompts: list[str], keys: UInt32[np.ndarray, "n 2"]
-    ) -> Float[np.ndarray, "n h a"]:
-        left = [last[episode][replan_steps:] if step else None for episode, step in keys.tolist()]
-        chunks = robot.act(observation, prompts, keys, previous=left, committed=delay)
-        if chunks.shape[1] < replan_steps + delay:
-            raise ValueError(_too_short(chunks.shape[1], replan_steps, delay))
-        last.update(zip(keys[:, 0].tolist(), chunks, strict=True))
-        return chunks
+    It is asked for a chunk every `replan_steps` steps. With a `delay`, a chunk comes so many steps
+    after its observation: it begins with the actions of the previous one that the robot executes
+    meanwhile, and continues it as the policy does; an episode's first chunk is waited for.
 
-    return act
+    Attributes:
+      steps: how many steps to execute before the next call; `replan_steps`, or 1 if the policy
+        reads the observations between.
+    """
+
+    def __init__(
+        self, robot: RobotPolicy | RemoteRobot, replan_steps: int, delay: int | None = None
+    ) -> None:
+        self._robot, self._replan_steps, self._delay = robot, replan_steps, delay
+        self._sessions: dict[int, RobotSession] = {}
+        self.steps = 1 if self._session(0).lookback else replan_steps
+
+    def __call__(
+        self, observation: Observation, prompts: list[str], keys: UInt32[np.ndarray, "n 2"]
+    ) -> Float[np.ndarray, "n _t a"]:
+        """Actions of the next `steps` steps; the keys are those of `Start.key`."""
+        episodes, steps = keys.T.tolist()
+        new = {e: self._session(e) for e, step in zip(episodes, steps, strict=True) if not step}
+        self._sessions |= new
+        sessions = [self._sessions[episode] for episode in episodes]
+        since = [step - one.begun for one, step in zip(sessions, steps, strict=True)]
+        asking = []
+        for i, session in enumerate(sessions):
+            if session.chunk is None or since[i] >= self._replan_steps:
+                asking.append(i)
+            else:
+                assert isinstance(self._robot, RobotPolicy)
+                seen = observation.images[i], observation.state[i]
+                session.observe(self._robot.observed(seen, prompts[i]), steps[i])
+        if asking:
+            chunks = self._robot.act(
+                Observation(observation.images[asking], observation.state[asking]),
+                [prompts[i] for i in asking],
+                keys[asking],
+                sessions=[sessions[i] for i in asking],
+                executed=[since[i] if steps[i] else None for i in asking],
+                committed=self._delay or 0,
+            )
+            if self._delay is not None and chunks.shape[1] < self._replan_steps + self._delay:
+                raise ValueError(_too_short(chunks.shape[1], self._replan_steps, self._delay))
+        return np.stack([self._next(*row) for row in zip(sessions, steps, strict=True)])
+
+    def forget(self, start: Start) -> None:
+        """Drops the session of an episode that has ended."""
+        self._sessions.pop(start.key(0)[0], None)
+
+    def _session(self, episode: int) -> RobotSession:
+        return self._robot.session(episode, continues=self._delay is not None)
+
+    def _next(self, session: RobotSession, step: int) -> Float[np.ndarray, "_t a"]:
+        assert session.chunk is not None
+        return session.chunk[step - session.begun :][: self.steps]
 
 
 def _disturbed(acts: Acting, replan_steps: int, noise: tuple[float, ...]) -> Acting:

@@ -21,9 +21,9 @@ from models.checkpoints import digests, own
 from models.checkpoints.remote import local
 from models.config import to_json
 from models.files.own_file import run_file
+from models.files.terminal import Console
 from models.flow.flow import Solver
 from models.flow.realtime_chunking import Chunking
-from models.terminal import Console
 from parallel.checkpoint import find
 from parallel.monitor.metrics import read_metrics
 from parallel.runs.atomic import replace_text

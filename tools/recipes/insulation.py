@@ -31,11 +31,11 @@ from data.store.convert import DESCRIPTION
 from data.store.numbers import open_numbers
 from data.store.store import Store, open_store
 from models import Processor, Scaling
+from models.files.terminal import Console, Progress
 from models.inputs.action_tokens import ActionTokens, last_free
 from models.inputs.fast import Fast
 from models.inputs.pictures import Antialiased
 from models.inputs.tokenizer import SMALLEST_VOCABULARY, Tokenizer
-from models.terminal import Console, Progress
 from tools.recipes.presets import RunConfig
 
 VOCABULARY = 1024

@@ -27,9 +27,11 @@ from models import Embodiment
 from models.checkpoints import own
 from models.config import to_json
 from models.files.own_file import run_file
+from models.files.terminal import Console, Progress
 from models.files.whole_text import write_whole
 from models.flow.flow import Solver
-from models.terminal import Console, Progress
+from models.inputs.observation import RobotObservation
+from models.requests import Request
 from parallel.runs.atomic import replace_text
 from parallel.runs.run_lock import locked
 from sim.clips import ENCODING
@@ -214,7 +216,7 @@ def evaluate_recording(
     for one in seen:
         pictures = read_pictures(dataset, reading, one.episode, one.at)
         for name, change in changes.items():
-            predicted[name].append(policy.answer(list(change(one, pictures))))
+            predicted[name].append(policy.sample_actions(list(change(one, pictures))))
             done += len(one.at)
             progress(done, total)
     result = OpenLoop(
@@ -300,15 +302,22 @@ def _shown(
 def _looks(
     recording: BoundRecording, one: RecordedEpisode, i: int, pictures: Pictures
 ) -> Iterator[CameraLook]:
-    """Change of observation i's chunk when parts of each camera's last picture are covered."""
+    """Change of observation i's chunk when parts of each camera's last picture are covered; none
+    for a policy that reads past pictures too."""
+    if recording.policy.session().lookback:
+        return
     scale = np.array(recording.robot.actions.scale)
     shown = one_of(recording.robot.cameras, pictures, -1)
-    key = one.episode, int(one.at[i])
-    ask = partial(request, recording, state=one.state[i], prompt=one.prompts[i], key=key)
-    (plain,) = recording.policy.answer([ask(shown)])
+    key, state = (one.episode, int(one.at[i])), one.state[i]
+
+    def ask(images: dict[str, np.ndarray]) -> Request:
+        seen = RobotObservation(images, one.prompts[i], state)
+        return request(recording, seen, key, state)
+
+    (plain,) = recording.policy.sample_actions([ask(shown)])
     for camera, picture in shown.items():
         covered = [ask(shown | {camera: part}) for part in covered_parts(picture)]
-        changed = recording.policy.answer(covered)
+        changed = recording.policy.sample_actions(covered)
         change = (np.abs(changed - plain) / scale).mean((1, 2))
         yield CameraLook(key[1], camera, _smaller(picture[None])[0], heat_of(change))
 

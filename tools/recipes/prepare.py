@@ -37,13 +37,13 @@ from data.store.tables import numeric_columns
 from data.validation.validate import require_valid
 from models import Embodiment, Processor
 from models.config import to_json
+from models.files.terminal import Console, Progress
 from models.inputs.fast import Fast
 from models.inputs.tokenizer import Tokenizer
 from models.layers.quantized import is_quantized
 from models.load import check_fit, derived
 from models.model import function_at, init_params
 from models.sharding import path_name
-from models.terminal import Console, Progress
 from parallel.optimizer import select, with_groups
 from tools.recipes.insulation import open_own, prepared_targets, subtask_texts, words_left
 from tools.recipes.presets import RunConfig

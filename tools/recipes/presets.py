@@ -16,10 +16,10 @@ from data.packing.packing import fit_layout
 from data.packing.plan import PlanSource, typical_costs
 from models import Layout, PiConfig, Scaling
 from models.attention.ring import RUN
-from models.augment import AugmentConfig
 from models.families.groot.model import GrootConfig
 from models.families.pi.fast.model import Pi0FastConfig
 from models.files.own_file import load
+from models.inputs.augment import AugmentConfig
 from models.layers.dit import TransformerConfig
 from models.layers.gemma import GEMMA_2B, GEMMA_300M, GemmaConfig
 from models.layers.layers import Compute, Lora

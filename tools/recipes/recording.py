@@ -127,6 +127,12 @@ def record_dataset(
             dtype=config.dtype,
             apart=True,
         )
+        if policy.session().remembers:
+            raise ValueError(
+                f"{config.checkpoint}: reads past observations or takes the mean of overlapping "
+                "chunks (model.observed, model.temporal_ensemble_coeff), which recording does not "
+                "keep; record with another policy."
+            )
     seen = config.image_size if policy is None else policy.model.config.image_size
     size = suite.edge(seen)
     asked, tried, failed = config.episodes * sum(map(len, groups)), 0, 0

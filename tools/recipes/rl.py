@@ -17,7 +17,7 @@ from models import Policy
 from models.checkpoints import digests, own
 from models.config import from_json, model_config, to_json
 from models.files.own_file import run_file
-from models.terminal import Console
+from models.files.terminal import Console
 from parallel.checkpoint import find
 from parallel.hooks import Hook
 from parallel.hosts.watchdog import note

@@ -14,8 +14,8 @@ import jax
 import numpy as np
 
 from models import Policy
+from models.files.terminal import Console
 from models.robot_policy import RobotPolicy
-from models.terminal import Console
 from parallel.hosts import watchdog
 from parallel.runs.run_folder import Run
 from rl.config import RlConfig

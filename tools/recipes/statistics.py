@@ -18,9 +18,9 @@ from models.checkpoints import own
 from models.checkpoints.remote import local
 from models.checkpoints.statistics_file import read_scales
 from models.files.foreign_json import section
+from models.files.terminal import Console
 from models.formats import ReadScales, formats, require_scaling
 from models.load import inspect_checkpoint
-from models.terminal import Console
 
 _STATS = "norm_stats.json"
 _PROCESSOR = "policy_preprocessor.json"

@@ -24,17 +24,16 @@ from data.mixture.mixture import is_mixture
 from data.packing.plan import Plan
 from data.packing.shares import share_facts, told_shares
 from models import Embodiment, PackedBatch, Policy, Processor
-from models.augment import Augmented
 from models.checkpoints.own import is_own
 from models.checkpoints.remote import local
 from models.config import from_json, to_json
+from models.files.terminal import Console
 from models.flow import flow
 from models.inputs.embodiment import Normalizer
 from models.inputs.tokenizer import SentencePiece
 from models.layers.pipeline import check_pipeline
 from models.load import begin_from, inspect_params, trained_preparation
-from models.model import Model, require, told
-from models.terminal import Console
+from models.model import Augmented, Model, bind_processor, require
 from parallel.evaluations import HELD_OUT_LOSS, check_metric
 from parallel.hooks import Hook
 from parallel.hosts.distributed import host_index, put_batch, row_share
@@ -203,7 +202,7 @@ def _run(
     )
     if ready.targets:
         config = replace(config, model=config.model.changed(targets=ready.targets))
-    model, sources = told(config.model.build(), ready.processor), ready.sources()
+    model, sources = bind_processor(config.model.build(), ready.processor), ready.sources()
     layout = config.layout(sources)
     seed, ranks = config.trainer.seed, row_shards(mesh)
     plan = Plan(sources, layout, config.rows.number, seed=seed, ranks=ranks)

@@ -16,8 +16,8 @@ from typing import Annotated
 
 import tyro
 
+from models.files.terminal import Console, guard_tracebacks
 from models.files.whole_text import write_whole
-from models.terminal import Console, guard_tracebacks
 from tools.command_line.ending import in_a_line
 from tools.runs.films import read_films
 from tools.runs.page import METRICS, render

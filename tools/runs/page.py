@@ -12,7 +12,7 @@ from html import escape
 import numpy as np
 
 from models.files.page import listed, page, section, table
-from models.terminal import harmless
+from models.files.terminal import harmless
 from sim.report import charts
 from sim.report.page import STYLE, chart
 from tools.runs.films import Film, read_films

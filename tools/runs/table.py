@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from models.terminal import Console
+from models.files.terminal import Console
 from parallel.evaluations import HELD_OUT_LOSS
 from tools.runs.seen import Json, SeenRun, differences, finite
 

@@ -8,20 +8,22 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 from jaxtyping import Float
 
 from models import Policy
 from models.batcher import Batcher, Statistics
+from models.files.terminal import logger
 from models.flow.realtime_chunking import Chunking
-from models.policy import Request
+from models.requests import Request
 from models.robot_policy import RobotPolicy
-from models.terminal import logger
-from tools.serving.inputs import CONTROLS, Inputs, inputs_of
+from models.session import RobotSession
+from tools.serving.client import Reply
+from tools.serving.inputs import CONTROLS, ClientMessage, Inputs, inputs_of
 from tools.serving.limits import Limits
 from tools.serving.metrics import Metrics
-from tools.serving.session import Reply, Session
 from tools.serving.state_range import UNUSUAL, distances, training_range
 
 log = logger(__name__)
@@ -55,22 +57,25 @@ class Engine:
     ) -> None:
         if chunking not in ("none", policy.continues):
             policy = replace(policy, chunking=chunking)
-        robot = RobotPolicy.for_clients(policy)
+        self._policy, self._chunking, self.metrics = policy, chunking != "none", metrics
+        self._robot = robot = RobotPolicy.for_clients(policy)
         self.inputs: Inputs = inputs_of(robot.embodiment, robot.reads_state, pairs)
-        self._robot = RobotPolicy.for_clients(policy, tuple(self.inputs.cameras.values()))
-        told = {
-            "robot": self._robot.name,
+        remembers = policy.session(continues=self._chunking).remembers
+        controls = CONTROLS if self._chunking else CONTROLS[:1] if remembers else ()
+        metadata = {
+            "robot": robot.name,
             "inputs": self.inputs.expected,
-            "actions": {"dtype": "float32", "shape": list(self._robot.chunk)},
-            "chunking": [] if chunking == "none" else list(CONTROLS),
-            "picture": self._robot.processor.image_size,
+            "actions": {"dtype": "float32", "shape": list(robot.chunk)},
+            "chunking": list(controls),
+            "picture": robot.processor.image_size,
         }
         if chunking == "trained":
-            told["most_committed"] = policy.model.config.rtc_max_delay
-        self.metadata: Mapping[str, Any] = told
-        self._policy, self._chunking, self.metrics = policy, chunking != "none", metrics
+            metadata["most_committed"] = policy.model.config.rtc_max_delay
+        self.metadata: Mapping[str, Any] = metadata
         self._answering = policy
         self._state_range = state_range
+        self._unusual: WeakSet[RobotSession] = WeakSet()
+        """Robots whose state the log already reports as far from the training data."""
         self._lock = threading.Lock()
         self._clients = self._waiting = 0
         self._batcher: Batcher[Request, Reply] = Batcher(
@@ -107,10 +112,11 @@ class Engine:
 
             policy.warm(guided=self._chunking, cameras=cameras, progress=report)
 
-    def join(self) -> None:
+    def join(self, number: int) -> RobotSession:
         """Adds a client, for whose request a batch may wait."""
         with self._lock:
             self._clients += 1
+        return self._policy.session(number, continues=self._chunking)
 
     def leave(self) -> None:
         """Removes a client; batches no longer wait for it."""
@@ -118,26 +124,23 @@ class Engine:
             self._clients -= 1
         self._batcher.recheck()
 
-    def read(self, message: Mapping[str, Any], session: Session) -> Request:
+    def read(self, message: Mapping[str, Any], session: RobotSession) -> Request:
         """A client's message as the policy reads it.
 
         Raises:
           ValueError: it does not fit the policy.
         """
-        observation = self.inputs.read(message)
-        if "state" in observation:
-            self._check_state(observation["state"], session)
-        executed, committed = (observation.get(name) for name in CONTROLS)
-        return self._robot.request(
-            (
-                [observation["image"].get(camera) for camera in self.inputs.cameras.values()],
-                observation.get("state"),
-            ),
-            observation["prompt"],
-            (session.number, session.requests),
-            previous=self._left(session, executed, committed),
-            committed=committed or 0,
+        asked = self.inputs.read(message)
+        if asked.observation.state is not None:
+            self._check_state(asked.observation.state, session)
+        self._check_controls(asked)
+        (request,) = self._policy.prepare(
+            [asked.observation],
+            session=session,
+            executed=asked.executed,
+            committed=asked.committed or 0,
         )
+        return request
 
     def submit(self, request: Request) -> Future[Reply]:
         """The answer, available when the request's batch has run."""
@@ -166,7 +169,7 @@ class Engine:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _check_state(self, state: Float[np.ndarray, " s"], session: Session) -> None:
+    def _check_state(self, state: Float[np.ndarray, " s"], session: RobotSession) -> None:
         robot = self._robot.embodiment
         known = robot.converted(np.asarray(state, np.float64))
         away = distances(robot.state, known)
@@ -181,35 +184,24 @@ class Engine:
                 f"State dim {d} is {told}, {away[d]:.3g} times as far out as the training "
                 f"data, which lie about {low:g}..{high:g}; check its units and order."
             )
-        if away[d] > UNUSUAL and not session.unusual:
-            session.unusual = True
+        if away[d] > UNUSUAL and session not in self._unusual:
+            self._unusual.add(session)
             log.warning(
                 *("client %d: state dim %d is %s, training data lie about %g..%g",),
                 *(session.number, d, told, low, high),
             )
 
-    def _left(
-        self, session: Session, executed: int | None, committed: int | None
-    ) -> Float[np.ndarray, "t a"] | None:
-        """The part of the client's last chunk that it has not executed yet."""
-        if executed is None and committed is None:
-            return None
-        if not self._chunking:
+    def _check_controls(self, asked: ClientMessage) -> None:
+        given = [name for name in CONTROLS if getattr(asked, name) is not None]
+        if not set(given) <= set(self.metadata["chunking"]):
             raise ValueError(
                 "This server does not continue chunks; start it with --chunking guided, or "
-                f"leave out {' and '.join(CONTROLS)}."
+                f"leave out {' and '.join(given)}."
             )
-        if executed is None:
+        if given == ["committed"]:
             raise ValueError(
                 "'committed' needs 'executed', the steps already executed of the last chunk."
             )
-        if session.chunk is None:
-            raise ValueError("'executed' is given, but this client has not received a chunk yet.")
-        if executed > len(session.chunk):
-            raise ValueError(
-                f"'executed' is {executed}, but the last chunk had {len(session.chunk)} steps."
-            )
-        return session.chunk[executed:]
 
     def _answered(self, future: Future[Reply] | None = None) -> None:
         with self._lock:
@@ -217,12 +209,12 @@ class Engine:
 
     def _run(self, requests: list[Request]) -> list[Reply]:
         began, policy = time.monotonic(), self._answering
-        told = policy.told(requests)
-        chunks = policy.answer_told(told)
+        requests = policy.with_subtasks(requests)
+        chunks = policy.sample_actions(requests)
         seconds = time.monotonic() - began
         self.metrics.batch_rows.observe(len(requests))
         self.metrics.batch_seconds.observe(seconds)
-        if not policy.says_subtasks:
+        if not policy.predicts_subtasks:
             return [Reply(chunk, seconds) for chunk in chunks]
-        said = (policy.subtask(request) for request in told)
-        return [Reply(chunk, seconds, text) for chunk, text in zip(chunks, said, strict=True)]
+        subtasks = (policy.subtask(request) for request in requests)
+        return [Reply(chunk, seconds, text) for chunk, text in zip(chunks, subtasks, strict=True)]

@@ -1,5 +1,5 @@
-"""Conversion of the inputs that a client sends in one request, under its own names, into the
-observation that `Policy` reads.
+"""Conversion of the message that a client sends in one request, under its own names, into the
+observation that `Policy` takes.
 
 openpi's clients use different names (`observation/image`, `images/cam_high`, nested maps), so only
 the last parts of a key count: `observation/front`, `observation.images.front`, `image/front` and
@@ -8,12 +8,13 @@ the last parts of a key count: `observation/front`, `observation.images.front`, 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from models.inputs.camera_names import plain_name
 from models.inputs.embodiment import Embodiment
+from models.inputs.observation import RobotObservation
 
 _PROMPT, _PROMPT_LENGTH = "prompt", 2000
 _SIDE = 8192
@@ -22,6 +23,14 @@ camera's."""
 CONTROLS = ("executed", "committed")
 """Steps of the previous chunk: executed before this observation, and to be executed until the
 answer."""
+
+
+class ClientMessage(NamedTuple):
+    """A client's message, read: its observation, and those of `CONTROLS` that it has."""
+
+    observation: RobotObservation
+    executed: int | None
+    committed: int | None
 
 
 @dataclass(frozen=True)
@@ -55,9 +64,9 @@ class Inputs:
         words = {"dtype": "str"} | ({"optional": True} if self.default else {})
         return {**images, **state, _PROMPT: words}
 
-    def read(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """{"image": {camera: uint8 [h, w, 3]}, "state": float32 [s], "prompt": str} and those of
-        `CONTROLS` that the message has, as int.
+    def read(self, message: Mapping[str, Any]) -> ClientMessage:
+        """The message's observation, its pictures by the policy's cameras and its state float32
+        [s], or None if the policy reads none.
 
         Raises:
           ValueError: something is absent, unknown, given twice, or of another dtype or shape.
@@ -75,23 +84,20 @@ class Inputs:
                 f"The observation {' and '.join(wrong)}; expected the entries "
                 f"{sorted(self.expected)}."
             )
-        read: dict[str, Any] = {
-            "image": {
-                camera: _image(key, given[key])
-                for key, camera in self.cameras.items()
-                if key in given
-            },
-            "prompt": self._prompt({name: given[name] for name in words}),
+        images = {
+            camera: _image(key, given[key]) for key, camera in self.cameras.items() if key in given
         }
+        prompt = self._prompt({name: given[name] for name in words})
+        state = None
         if self.state:
-            parts = [_numbers(key, given[key]) for key in self.state]
-            read["state"] = np.concatenate(parts)
-            if len(read["state"]) != self.state_dims:
+            state = np.concatenate([_numbers(key, given[key]) for key in self.state])
+            if len(state) != self.state_dims:
                 raise ValueError(
-                    f"The state ({' + '.join(self.state)}) has {len(read['state'])} dims; "
+                    f"The state ({' + '.join(self.state)}) has {len(state)} dims; "
                     f"this policy reads {self.state_dims}."
                 )
-        return read | {key: _steps(key, given[key]) for key in CONTROLS if key in given}
+        controls = (_steps(key, given[key]) if key in given else None for key in CONTROLS)
+        return ClientMessage(RobotObservation(images, prompt, state), *controls)
 
     def _prompt(self, given: Mapping[str, Any]) -> str:
         if len(given) > 1:

@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from models.terminal import logger
+from models.files.terminal import logger
 from tools.serving.limits import Limits
 
 log = logger(__name__)

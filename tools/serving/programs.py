@@ -21,8 +21,8 @@ from jax import export
 import models
 from models import Policy
 from models.config import to_json
+from models.files.terminal import logger
 from models.files.user_cache import user_cache
-from models.terminal import logger
 
 log = logger(__name__)
 

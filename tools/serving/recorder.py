@@ -19,17 +19,19 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 
 from data.frames import ACTION, STATE
 from data.lerobot.recording import video_feature
 from data.lerobot.writer import DatasetWriter
 from data.statistics.difference import DELTA_T
 from data.video.encoding import even
-from models.terminal import Console, logger
+from models.files.terminal import Console, logger
+from models.inputs.observation import RobotObservation
+from models.session import RobotSession
+from tools.serving.client import Reply
 from tools.serving.inputs import Inputs
 from tools.serving.server import Answers, PolicyServer
-from tools.serving.session import Reply, Session
 
 log = logger(__name__)
 
@@ -40,14 +42,17 @@ _BYTES = 512 * 2**20
 
 
 class Exchange(NamedTuple):
-    """A request with its answer: pictures by camera, state (None if the policy reads none), the
-    prompt, the chunk and the time of the request, in seconds."""
+    """A request with its answer: the observation (its state None if the policy reads none), the
+    chunk and the time of the request, in seconds."""
 
-    pictures: Mapping[str, UInt8[np.ndarray, "_h _w 3"]]
-    state: Float[np.ndarray, " s"] | None
-    prompt: str
+    observation: RobotObservation
     chunk: Float[np.ndarray, "h a"]
     time: float
+
+    @property
+    def prompt(self) -> str:
+        """The prompt, always text in a client's message."""
+        return str(self.observation.prompt)
 
 
 @dataclass(frozen=True)
@@ -187,7 +192,7 @@ class Recorder:
         opened = self._open.setdefault(client, _Open())
         opened.frames.append(exchange)
         opened.dropped.append(missed)
-        opened.bytes += sum(picture.nbytes for picture in exchange.pictures.values())
+        opened.bytes += sum(picture.nbytes for picture in exchange.observation.images.values())
         while sum(one.bytes for one in self._open.values()) > self._most_bytes:
             largest = max(self._open, key=lambda number: self._open[number].bytes)
             log.warning("client %d has a long episode, which is recorded as several", largest)
@@ -245,7 +250,7 @@ def recording(path: Path, server: PolicyServer, console: Console) -> Iterator[Re
       OSError: the dataset could not be written.
     """
     with Recorder(path) as recorder:
-        server.ended.append(lambda session: recorder.end(session.number))
+        server.ended.append(lambda client: recorder.end(client.number))
         yield recorder
     console.print(f"{path}: {recorder.recorded}", soft_wrap=True)
 
@@ -261,7 +266,7 @@ class _Asked:
 
     request: Any
     client: int
-    observation: Mapping[str, Any]
+    observation: RobotObservation
     time: float
 
 
@@ -282,15 +287,15 @@ class RecordedAnswers:
     def __post_init__(self) -> None:
         self.metadata = self.answers.metadata
 
-    def join(self) -> None:
+    def join(self, number: int) -> RobotSession:
         """Adds a client."""
-        self.answers.join()
+        return self.answers.join(number)
 
     def leave(self) -> None:
         """Removes a client."""
         self.answers.leave()
 
-    def read(self, message: Mapping[str, Any], session: Session) -> _Asked:
+    def read(self, message: Mapping[str, Any], session: RobotSession) -> _Asked:
         """A client's message as the policy reads it.
 
         Raises:
@@ -298,7 +303,7 @@ class RecordedAnswers:
         """
         now = self.clock()
         request = self.answers.read(message, session)
-        return _Asked(request, session.number, self.inputs.read(message), now)
+        return _Asked(request, session.number, self.inputs.read(message).observation, now)
 
     def submit(self, request: _Asked) -> Future[Reply]:
         """The answer, recorded once it is available if it is finite; only finite answers are
@@ -312,10 +317,7 @@ class RecordedAnswers:
             return
         chunk = done.result().actions
         if np.isfinite(chunk).all():
-            seen = asked.observation
-            exchange = Exchange(
-                seen["image"], seen.get("state"), seen["prompt"], chunk.copy(), asked.time
-            )
+            exchange = Exchange(asked.observation, chunk.copy(), asked.time)
             self.recorder.add(asked.client, exchange)
 
 
@@ -333,9 +335,9 @@ def _features(one: Exchange) -> dict[str, dict[str, Any]]:
 
     found = {ACTION: numbers(dims), CHUNK: numbers(horizon * dims), DELTA_T: numbers(1)}
     found[DROPPED] = {"dtype": "int64", "shape": (1,), "names": None}
-    if one.state is not None:
-        found[STATE] = numbers(len(one.state))
-    for camera, picture in one.pictures.items():
+    if one.observation.state is not None:
+        found[STATE] = numbers(len(one.observation.state))
+    for camera, picture in one.observation.images.items():
         found[_full(camera)] = video_feature(even(picture).shape)
     return found
 
@@ -351,12 +353,13 @@ def _columns(
         DELTA_T: np.diff(times, prepend=times[:1])[:, None].astype(np.float32),
         DROPPED: np.array(dropped, np.int64)[:, None],
     }
-    states = [one.state for one in frames if one.state is not None]
+    seen = [one.observation for one in frames]
+    states = [one.state for one in seen if one.state is not None]
     if states:
         columns[STATE] = np.stack(states).astype(np.float32)
     pictures = {
-        _full(camera): np.stack([even(one.pictures[camera]) for one in frames])
-        for camera in frames[0].pictures
+        _full(camera): np.stack([even(one.images[camera]) for one in seen])
+        for camera in seen[0].images
     }
     return columns, pictures
 

@@ -23,6 +23,7 @@ from websockets.sync.client import ClientConnection, connect
 from models.inputs.camera_names import find_camera, plain_name
 from models.inputs.pictures import resize_with_pad
 from models.robot_policy import RobotSpec
+from models.session import RobotSession
 from tools.serving.wire import pack, unpack
 
 PICTURE = 224
@@ -205,18 +206,27 @@ class RemoteRobot:
             )
         return cls(policy, found, states[0] if states else None, edge)
 
+    def session(self, number: int, continues: bool) -> RobotSession:
+        """State of an episode; what the policy itself remembers is its server's."""
+        return RobotSession(number, continues=continues)
+
     def act(
         self,
         observation: tuple[UInt8[ArrayLike, "n c h w 3"], Float[ArrayLike, "n s"]],
         prompts: Sequence[str],
         keys: UInt32[np.ndarray, "n 2"],
         *,
-        previous: Sequence[Float[np.ndarray, "_t a"] | None] | None = None,
+        sessions: Sequence[RobotSession] | None = None,
+        executed: Sequence[int | None] | None = None,
         committed: int = 0,
     ) -> Float[np.ndarray, "n t a"]:
         """Chunks in the robot's units for N observations (`sim.acting.Policy`). The server draws
-        their noise, so `keys` have no effect. Each chunk begins with `committed` steps of what is
-        left of the previous one, if anything is left."""
+        their noise, so `keys` have no effect.
+
+        Args:
+          sessions, executed: as in `RobotPolicy.act`. Each chunk begins with `committed` steps of
+            what is left of the session's last one, if anything is left.
+        """
         images, states = (np.asarray(x) for x in observation)
         rows = zip(images, states, prompts, strict=True)
         chunks = self.policy.ask([self._message(*row) for row in rows])
@@ -226,9 +236,14 @@ class RemoteRobot:
                 f"{self.policy.url} answered with chunks of different shapes, {shapes}."
             )
         answered = np.stack(chunks).astype(np.float32)
-        for chunk, left in zip(answered, previous or [None] * len(answered), strict=True):
+        if sessions is None or executed is None:
+            return answered
+        for chunk, session, done in zip(answered, sessions, executed, strict=True):
+            left = session.left(done, committed)
             if left is not None:
                 chunk[:committed] = left[:committed]
+            session.step = session.after(done)
+            session.answered(chunk)
         return answered
 
     def _message(

@@ -5,11 +5,10 @@ Whatever the client sends is accepted; each request advances the episode by as m
 client executes of a chunk.
 """
 
-import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32
@@ -19,13 +18,9 @@ from data.frames import ACTION, STATE
 from data.mixture.recorded import read_joined
 from models import Embodiment, Normalizer
 from models.inputs.camera_names import plain_name
+from models.session import RobotSession
+from tools.serving.client import Reply
 from tools.serving.inputs import CONTROLS, Inputs, inputs_of
-from tools.serving.session import Reply, Session
-
-
-class _Next(NamedTuple):
-    start: int
-    session: Session
 
 
 class Replay:
@@ -52,8 +47,6 @@ class Replay:
             )
         self._actions, self._steps, self._where = actions, steps, where
         self.inputs = inputs
-        self._at: dict[int, tuple[int, int]] = {}
-        self._lock = threading.Lock()
         self.metadata: Mapping[str, Any] = {
             "robot": where,
             "inputs": inputs.expected,
@@ -62,46 +55,39 @@ class Replay:
             "replay": True,
         }
 
-    def join(self) -> None:
-        """Nobody waits for a client."""
+    def join(self, number: int) -> RobotSession:
+        """A client's session; its last chunk and where that began are its place in the episode."""
+        return RobotSession(number)
 
     def leave(self) -> None:
         """Nobody waits for a client."""
 
-    def read(self, message: Mapping[str, Any], session: Session) -> _Next:
+    def read(self, message: Mapping[str, Any], session: RobotSession) -> int:
         """The place in the episode at which this client's next chunk begins.
 
         Raises:
           ValueError: the episode has ended, or `executed` is not one of the last chunk's steps.
         """
         acted = next((v for k, v in message.items() if plain_name(str(k)) == CONTROLS[0]), None)
-        with self._lock:
-            start, given = self._at.get(session.number, (0, 0))
+        given = 0 if session.chunk is None else len(session.chunk)
         if acted is None:
             acted = given
         elif type(acted) is not int or not 0 <= acted <= given:
             raise ValueError(f"'executed' is {acted!r:.40}; the last chunk had {given} steps.")
-        start += acted
+        start = session.after(acted)
         if start >= len(self._actions):
             raise ValueError(
                 f"{self._where} has ended after {len(self._actions)} actions; connect again to "
                 "play it from the beginning."
             )
-        return _Next(start, session)
+        session.step = start
+        return start
 
-    def submit(self, request: _Next) -> Future[Reply]:
+    def submit(self, request: int) -> Future[Reply]:
         """The next steps; fewer at the episode's end, as none were recorded after it."""
-        chunk = self._actions[request.start : request.start + self._steps].copy()
-        with self._lock:
-            self._at[request.session.number] = (request.start, len(chunk))
         done: Future[Reply] = Future()
-        done.set_result(Reply(chunk, 0.0))
+        done.set_result(Reply(self._actions[request : request + self._steps].copy(), 0.0))
         return done
-
-    def forget(self, session: Session) -> None:
-        """Forgets a client that has left."""
-        with self._lock:
-            self._at.pop(session.number, None)
 
 
 def open_replay(path: str | Path, episode: int, steps: int, pairs: Sequence[str] = ()) -> Replay:

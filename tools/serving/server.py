@@ -23,12 +23,13 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
 from websockets.http11 import Request, Response
 
-from models.terminal import logger
+from models.files.terminal import logger
+from models.session import RobotSession
+from tools.serving.client import ConnectedClient, Reply
 from tools.serving.connection import BoundedConnection
 from tools.serving.limits import Allowance, Limits
 from tools.serving.listener import Listener, listen
 from tools.serving.metrics import CONTENT_TYPE, Metrics
-from tools.serving.session import Reply, Session
 from tools.serving.startup import in_background
 from tools.serving.wire import PICTURES, pack, unpack
 
@@ -51,13 +52,13 @@ class Answers(Protocol):
 
     metadata: Mapping[str, Any]
 
-    def join(self) -> None:
-        """Adds a client, for whose requests others may wait."""
+    def join(self, number: int) -> RobotSession:
+        """Adds a client, for whose requests others may wait; returns its robot's session."""
 
     def leave(self) -> None:
         """Notes that the client has gone."""
 
-    def read(self, message: Mapping[str, Any], session: Session) -> Any:
+    def read(self, message: Mapping[str, Any], session: RobotSession) -> Any:
         """The prepared request; may be called in any thread.
 
         Raises:
@@ -72,15 +73,15 @@ class Answers(Protocol):
 class PolicyServer:
     """Serves one policy. `answers`: None if `run` is to prepare them. `token`: token that clients
     must present, as `Authorization: Bearer …` or openpi's `Api-Key …`. `ended`: functions that are
-    called with each session that ends."""
+    called with each client that leaves."""
 
     answers: Answers | None
     limits: Limits = field(default_factory=Limits)
     token: str | None = None
     metrics: Metrics = field(default_factory=Metrics)
-    ended: list[Callable[[Session], None]] = field(default_factory=list)
+    ended: list[Callable[[ConnectedClient], None]] = field(default_factory=list)
     draining: bool = field(default=False, init=False)
-    _sessions: set[Session] = field(default_factory=set, init=False)
+    _clients: set[ConnectedClient] = field(default_factory=set, init=False)
     _opened: int = field(default=0, init=False)
     _listeners: list[Listener] = field(default_factory=list, init=False)
     _ready: asyncio.Future[Answers] = field(init=False)
@@ -203,24 +204,24 @@ class PolicyServer:
         if self.draining:
             self.metrics.refused.labels("draining").inc()
             return "The server is shutting down."
-        if len(self._sessions) >= self.limits.clients and self._idlest() is None:
+        if len(self._clients) >= self.limits.clients and self._idlest() is None:
             self.metrics.refused.labels("full").inc()
             return (
                 f"The server already has {self.limits.clients} clients, its limit; try again later."
             )
         return None
 
-    def _idlest(self) -> Session | None:
-        """The session whose place another may take, if any."""
+    def _idlest(self) -> ConnectedClient | None:
+        """The client whose place another may take, if any."""
         before = time.monotonic() - self.limits.idle_seconds
-        idle = [s for s in self._sessions if not s.busy and s.since <= before]
-        return min(idle, key=lambda session: session.since, default=None)
+        idle = [one for one in self._clients if not one.busy and one.since <= before]
+        return min(idle, key=lambda client: client.since, default=None)
 
     def _make_room(self) -> None:
         idlest = self._idlest()
-        if len(self._sessions) < self.limits.clients or idlest is None:
+        if len(self._clients) < self.limits.clients or idlest is None:
             return
-        self._sessions.remove(idlest)
+        self._clients.remove(idlest)
         self.metrics.replaced.inc()
         seconds = time.monotonic() - idlest.since
         why = (
@@ -240,54 +241,58 @@ class PolicyServer:
             return
         self._make_room()
         self._opened += 1
-        session = Session(self._opened, connection, Allowance(self.limits.rate))
-        session.last_call = asyncio.get_running_loop().create_future()
-        self._sessions.add(session)
+        client = ConnectedClient(self._opened, connection, Allowance(self.limits.rate))
+        client.last_call = asyncio.get_running_loop().create_future()
+        self._clients.add(client)
         self.metrics.clients.inc()
         try:
-            answers = await self._answers(session)
+            answers = await self._answers(client)
             if answers is not None:
-                await self._converse(session, answers)
+                await self._converse(client, answers)
             failed = self._ready.done() and self._ready.exception() is not None
             await connection.close(*(_NOT_STARTED if failed else _SHUTTING_DOWN))
         except ConnectionClosed:
-            log.debug("client %d left", session.number)
+            log.debug("client %d left", client.number)
         finally:
-            self._sessions.discard(session)
+            self._clients.discard(client)
             self.metrics.clients.dec()
             for tell in self.ended:
-                tell(session)
+                tell(client)
 
-    async def _answers(self, session: Session) -> Answers | None:
+    async def _answers(self, client: ConnectedClient) -> Answers | None:
         """The policy, as soon as it is ready; None if the client leaves or the server stops."""
-        left = asyncio.ensure_future(session.connection.wait_closed())
+        left = asyncio.ensure_future(client.connection.wait_closed())
         try:
-            await _first(self._ready, left, session.last_call)
+            await _first(self._ready, left, client.last_call)
         finally:
             left.cancel()
         return self._result()
 
-    async def _converse(self, session: Session, answers: Answers) -> None:
+    async def _converse(self, client: ConnectedClient, answers: Answers) -> None:
         """Answers a client's messages until its last call."""
-        answers.join()
+        session = answers.join(client.number)
         try:
-            await session.connection.send(pack({**answers.metadata, "pictures": PICTURES}))
+            await client.connection.send(pack({**answers.metadata, "pictures": PICTURES}))
             while True:
-                session.since, session.busy = time.monotonic(), False
-                message = await _receive(session)
+                client.since, client.busy = time.monotonic(), False
+                message = await _receive(client)
                 if message is None:
                     return
-                session.busy = True
-                await session.connection.send(await self._answer(message, session, answers))
+                client.busy = True
+                await client.connection.send(await self._answer(message, client, session, answers))
         finally:
             answers.leave()
 
     async def _answer(
-        self, message: bytes | str, session: Session, answers: Answers
+        self,
+        message: bytes | str,
+        client: ConnectedClient,
+        session: RobotSession,
+        answers: Answers,
     ) -> bytes | str:
         """Packed actions, or the error as text."""
         began = time.monotonic()
-        if not session.allowance.take(began):
+        if not client.allowance.take(began):
             self.metrics.requests.labels("too_fast").inc()
             return f"Too fast: a client may send {self.limits.rate:g} requests per second."
         with self.metrics.pending.track_inprogress():
@@ -299,7 +304,7 @@ class PolicyServer:
                     return str(error)
                 answer = await asyncio.wrap_future(answers.submit(request))
             except Exception:
-                log.exception("a request of client %d failed", session.number)
+                log.exception("a request of client %d failed", client.number)
                 self.metrics.requests.labels("failed").inc()
                 return "The server failed on this request; its log says why."
         if not np.isfinite(answer.actions).all():
@@ -308,30 +313,29 @@ class PolicyServer:
         waited = time.monotonic() - began
         self.metrics.requests.labels("answered").inc()
         self.metrics.request_seconds.observe(waited)
-        session.requests += 1
-        session.chunk = answer.actions
+        actions = session.answered(answer.actions)
         timing = {"infer_ms": waited * 1000}
-        if session.total_ms is not None:
-            timing["prev_total_ms"] = session.total_ms
+        if client.total_ms is not None:
+            timing["prev_total_ms"] = client.total_ms
         told = {} if answer.subtask is None else {"subtask": answer.subtask}
         packed = pack(
             {
-                "actions": answer.actions,
+                "actions": actions,
                 **told,
                 "policy_timing": {"infer_ms": answer.seconds * 1000},
                 "server_timing": timing,
             }
         )
-        session.total_ms = (time.monotonic() - began) * 1000
+        client.total_ms = (time.monotonic() - began) * 1000
         return packed
 
     async def _drain(self) -> int:
         self.draining = True
-        calls = {asyncio.create_task(_call_last(session)) for session in self._sessions}
-        tasks = calls | {session.task for session in self._sessions if session.task}
+        calls = {asyncio.create_task(_call_last(client)) for client in self._clients}
+        tasks = calls | {client.task for client in self._clients if client.task}
         if tasks:
             await asyncio.wait(tasks, timeout=self.limits.drain_seconds)
-        late = [session.task for session in self._sessions if session.task]
+        late = [client.task for client in self._clients if client.task]
         for task in late:
             task.cancel()
         if late:
@@ -346,20 +350,20 @@ async def _first(*futures: asyncio.Future[Any]) -> None:
     await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
 
 
-async def _call_last(session: Session) -> None:
-    """Lets a session end when it has answered everything that its client had sent before a ping
-    reached it; the pong comes after that."""
+async def _call_last(client: ConnectedClient) -> None:
+    """Lets a client go when everything is answered that it had sent before a ping reached it; the
+    pong comes after that."""
     with suppress(ConnectionClosed, TimeoutError):
         async with asyncio.timeout(_HEARD_SECONDS):
-            await (await session.connection.ping())
-    session.last_call.set_result(None)
+            await (await client.connection.ping())
+    client.last_call.set_result(None)
 
 
-async def _receive(session: Session) -> bytes | str | None:
-    """The next message, or None if the session's last call comes before one."""
-    message = asyncio.ensure_future(_message(session.connection))
+async def _receive(client: ConnectedClient) -> bytes | str | None:
+    """The next message, or None if the client's last call comes before one."""
+    message = asyncio.ensure_future(_message(client.connection))
     try:
-        await _first(message, session.last_call)
+        await _first(message, client.last_call)
         if not message.done():
             await asyncio.sleep(0)  # what has arrived is taken in one turn of the event loop
         return message.result() if message.done() else None
@@ -380,7 +384,7 @@ async def _message(connection: ServerConnection) -> bytes | str | None:
     return parts[0] if len(parts) == 1 else type(parts[0])().join(parts)
 
 
-def _read(message: bytes | str, session: Session, answers: Answers) -> Any:
+def _read(message: bytes | str, session: RobotSession, answers: Answers) -> Any:
     if isinstance(message, str):
         raise ValueError("The message is text; send msgpack in a binary message.")
     return answers.read(unpack(message), session)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from models.terminal import logger
+from models.files.terminal import logger
 
 log = logger(__name__)
 

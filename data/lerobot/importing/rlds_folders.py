@@ -34,7 +34,7 @@ from data.lerobot.importing.recording import (
     instruction,
 )
 from data.rlds.dataset import RldsDataset, open_rlds
-from models.terminal import logger
+from models.files.terminal import logger
 
 _FILES = ("features.json", "dataset_info.json")
 _WORDINGS = "language_instruction"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from models.inputs.packed_batch import Sample
-from models.policy import Request
+from models.requests import Request
 from rl.records import SampledChunk, Ticket
 from sim.environments.device_slots import DeviceSlots
 from sim.protocol import Observation, Outcome, Start

@@ -18,9 +18,10 @@ import pytest
 from websockets.sync.client import connect
 
 from models.inputs.embodiment import Embodiment, Normalizer
+from models.session import RobotSession
+from tools.serving.client import Reply
 from tools.serving.inputs import Inputs, inputs_of
 from tools.serving.server import PolicyServer
-from tools.serving.session import Reply
 from tools.serving.wire import pack, unpack
 
 ROBOT = Embodiment(
@@ -69,8 +70,9 @@ class Echo:
     def metadata(self):
         return {"inputs": self.inputs.expected, "actions": {"shape": [2, 2]}}
 
-    def join(self):
+    def join(self, number):
         self.clients += 1
+        return RobotSession(number)
 
     def leave(self):
         self.clients -= 1
@@ -82,11 +84,12 @@ class Echo:
     def submit(self, request) -> Future:
         def answer():
             assert self.gate.wait(300)
-            if request["prompt"] == "fail":
+            asked = request.observation
+            if asked.prompt == "fail":
                 raise RuntimeError("a secret of the server")
-            if request["prompt"] == "nan":
+            if asked.prompt == "nan":
                 return Reply(np.full((2, 2), np.nan), 0.001)
-            return Reply(np.full((2, 2), request["state"][0], np.float32), 0.001)
+            return Reply(np.full((2, 2), asked.state[0], np.float32), 0.001)
 
         return self.pool.submit(answer)
 

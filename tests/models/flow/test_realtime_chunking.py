@@ -182,7 +182,7 @@ def test_a_policy_continues_each_robots_own_chunk(policy):
     alone = policy.infer(openpi(1), keys=KEYS[:1], previous=previous[:1], committed=2)["actions"]
     np.testing.assert_allclose(alone[0], answer[0], atol=1e-5)
     requests = policy.prepare(openpi(4), KEYS[:4], previous=previous, committed=[2, 5, 3, 0])
-    np.testing.assert_array_equal(policy.answer(requests), answer)
+    np.testing.assert_array_equal(policy.sample_actions(requests), answer)
 
 
 def test_without_a_previous_chunk_not_a_bit_changes(policy):

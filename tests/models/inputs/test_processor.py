@@ -11,7 +11,7 @@ import sentencepiece
 from models import Embodiment, Normalizer, Processor
 from models.checkpoints.statistics_file import read_scale
 from models.config import from_json, to_json
-from models.inputs.observation import read_observation
+from models.inputs.observation import RobotObservation, samples_of
 from models.inputs.tokenizer import SentencePiece, TextTokenizer
 from models.load import load_policy
 from tests.helpers.models.openpi_numbers import FIXTURES, TOLD
@@ -169,13 +169,13 @@ def test_a_policy_with_relative_actions_adds_the_state_it_saw():
 
 @pytest.mark.parametrize("state_input", ["suffix", "token"])
 def test_a_tokenized_prompt_stands_for_no_state_that_the_model_reads_beside_it(state_input):
-    seen = {"image": {}, "tokenized_prompt": np.array([1, 5, 7])}
+    seen = RobotObservation({}, np.array([1, 5, 7], np.int32))
     with pytest.raises(ValueError, match="has no 'state'; 'robot' needs one"):
-        read_observation(seen, processor(state_input), vocabulary=9)
+        samples_of([seen], processor(state_input))
 
 
 @pytest.mark.parametrize("state_input", ["text", "none"])
 def test_a_tokenized_prompt_is_enough_where_it_spells_the_state_or_none_is_read(state_input):
-    seen = {"image": {}, "tokenized_prompt": np.array([1, 5, 7])}
-    (sample,) = read_observation(seen, processor(state_input), vocabulary=9)
+    seen = RobotObservation({}, np.array([1, 5, 7], np.int32))
+    (sample,) = samples_of([seen], processor(state_input))
     np.testing.assert_array_equal(sample.text, [1, 5, 7])

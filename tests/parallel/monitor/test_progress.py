@@ -4,8 +4,8 @@ import io
 
 import pytest
 
-from models import terminal
-from models.terminal import Console
+from models.files import terminal
+from models.files.terminal import Console
 from parallel.monitor.progress import StepBar
 
 

@@ -11,7 +11,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from models.checkpoints import own
 from models.files.bucket import Bucket
-from models.terminal import Console
+from models.files.terminal import Console
 from parallel.checkpoint import CheckpointWriter
 from parallel.runs.mirror import Mirror, begin, put_logs, whole_steps
 from tests.helpers.models.buckets import memory_bucket

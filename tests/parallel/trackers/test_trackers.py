@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from models.terminal import Console
+from models.files.terminal import Console
 from parallel.hooks import Hook
 from parallel.monitor.metrics import MetricsWriter, read_metrics
 from parallel.trackers.tracker import TrackedRun, find_tracker

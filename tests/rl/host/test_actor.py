@@ -12,7 +12,7 @@ from models.robot_policy import RobotPolicy
 from rl import flow_policy
 from rl.config import FlowConfig
 from rl.host.actor import FlowActor
-from tests.helpers.models.tiny_policy import KEYS, PROMPTS, openpi, seen, tiny_policy
+from tests.helpers.models.tiny_policy import KEYS, PROMPTS, openpi, tiny_policy
 
 POLICY = tiny_policy().varied(sizes=(4,))
 ROBOT = RobotPolicy(POLICY, "arm", (0,))
@@ -30,7 +30,7 @@ def params(actor):
 
 
 def requests():
-    return POLICY.requests(seen(), [*PROMPTS[:4], LONG], KEYS)
+    return POLICY.prepare({**openpi(5), "prompt": [*PROMPTS[:4], LONG]}, KEYS)
 
 
 def assert_same(one, other):
@@ -69,7 +69,7 @@ def test_without_noise_answers_are_the_policys(params):
     asked = requests()
     calm = FlowActor(ROBOT, FlowConfig(level=0.0, steps=2))
     chunks = np.stack([answer.actions for answer in calm.answer(params, asked)])
-    np.testing.assert_allclose(chunks, POLICY.answer(asked), atol=2e-6)
+    np.testing.assert_allclose(chunks, POLICY.sample_actions(asked), atol=2e-6)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from models.terminal import Console
+from models.files.terminal import Console
 from tools.bench import all as every
 from tools.bench import pages
 from tools.bench.__main__ import _WITH_PEER, _WITH_WIDTH, BENCHMARKS

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from models.terminal import Console
+from models.files.terminal import Console
 from parallel.planning import deviceless
 from tests.helpers.guides.pages import RESULTS, ROOT, commands
 from tests.helpers.tools import peer

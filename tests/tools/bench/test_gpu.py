@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from models.terminal import Console
+from models.files.terminal import Console
 from parallel.planning.cluster import CHIPS
 from parallel.planning.random_batch import random_batch
 from tools.bench import gpu

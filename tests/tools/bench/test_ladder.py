@@ -8,11 +8,11 @@ import jax
 import numpy as np
 import pytest
 
+from models.files.terminal import Console
 from models.layers.dit import TransformerConfig
 from models.layers.gemma import GemmaConfig
 from models.layers.qwen3 import QwenConfig
 from models.layers.siglip import SiglipConfig
-from models.terminal import Console
 from tools.bench.ladder import ladder
 from tools.bench.ladder.dataset import make
 from tools.bench.ladder.ladder import LadderSizes

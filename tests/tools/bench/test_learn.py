@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from models.terminal import Console
+from models.files.terminal import Console
 from sim.statistics import Rate
 from tests.helpers.tools.small_run import one_device
 from tools.bench.learn import BASELINE, LearnSizes, LearntTask, Setting, run, succeeds

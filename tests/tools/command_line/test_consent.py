@@ -9,7 +9,7 @@ import pytest
 from data.mixture.relabelled import Transform
 from data.mixture.trust import always, remember, remembered
 from models.config import to_json
-from models.terminal import Console
+from models.files.terminal import Console
 from tests.helpers.tools.small_run import SMALL, one_device
 from tools import train
 from tools.command_line.consent import consent

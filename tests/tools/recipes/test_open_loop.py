@@ -12,7 +12,7 @@ import pytest
 from data import open_dataset
 from data.mixture.mixture import DatasetConfig
 from models.config import to_json
-from models.terminal import Console
+from models.files.terminal import Console
 from parallel.checkpoint import CheckpointWriter
 from sim.open_loop import AGAIN, BLIND, HOLD, MEAN, POLICY, STILL, TOLD, without
 from tests.helpers.models.linear_model import fitted, write_reaching

@@ -99,14 +99,14 @@ def options(tokenizer):
 @pytest.fixture
 def shown(monkeypatch):
     """Keeps the samples that policies are asked about, with their chunks."""
-    kept, answer = [], Policy.answer
+    kept, answer = [], Policy.sample_actions
 
     def answered(policy, requests, noise=None):
         chunks = answer(policy, requests, noise)
         kept.extend(zip(requests, chunks, strict=True))
         return chunks
 
-    monkeypatch.setattr(Policy, "answer", answered)
+    monkeypatch.setattr(Policy, "sample_actions", answered)
     return kept
 
 

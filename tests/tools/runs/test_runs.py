@@ -14,7 +14,7 @@ from PIL import Image
 
 import tools.runs.__main__ as command
 from data.video.video import encode_mp4
-from models.terminal import Console
+from models.files.terminal import Console
 from parallel.runs.run_lock import locked
 from sim.clips import ENCODING, Clip
 from sim.report.report import Report, write_report
@@ -179,7 +179,7 @@ def test_what_no_evaluation_can_have_found_is_left_out(tmp_path):
 
 def test_a_narrow_terminal_loses_no_column(tmp_path, typed, monkeypatch):
     made(tmp_path / "a", [1.0] * 3, steps=100_000)
-    monkeypatch.setattr("models.terminal.Console.width", 40)
+    monkeypatch.setattr("models.files.terminal.Console.width", 40)
     said = typed("list", tmp_path)
     assert re.search(r"^a +tiny +lift +3/100,000 +1 +– +– +3 min +stopped *$", said, re.M)
 

@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 
 from models import Pi, Policy
-from models.policy import _committed
+from models.requests import with_committed
 from tests.helpers.models.processors import word_processor
 from tests.helpers.tools.served import OBSERVATION, ROBOT, client, serving
 from tools.recipes.presets import TINY
 from tools.serving.engine import Engine
 from tools.serving.inputs import CONTROLS
-from tools.serving.limits import Allowance, Limits
+from tools.serving.limits import Limits
 from tools.serving.metrics import Metrics
-from tools.serving.session import Session
 from tools.serving.wire import pack, unpack
 
 HORIZON = TINY.model.horizon
@@ -46,12 +45,12 @@ STEPS = [
 class Numbered(Policy):
     """A policy whose chunks, without computing, tell whose they are: (client, request)."""
 
-    def answer_told(self, requests, noise=None):
+    def sample_actions(self, requests, noise=None):
         chunks = [
             request.key.astype(np.float32) + np.arange(HORIZON)[:, None] / 64
             for request in requests
         ]
-        return _committed(np.stack(chunks), [request.left for request in requests])
+        return with_committed(np.stack(chunks), [request.left for request in requests])
 
 
 @pytest.fixture
@@ -81,7 +80,7 @@ def sent(message):
 
 def attack(engine, pairs):
     """Numbers of (executed, committed) that were continued and refused."""
-    session = Session(1, connection=None, allowance=Allowance(1), task=None)
+    session = engine.join(1)
     session.chunk = free(1, 0)
     before, continued, refusals = session.chunk.copy(), 0, []
     for pair in pairs:

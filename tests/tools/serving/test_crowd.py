@@ -188,7 +188,7 @@ def flood(raw, size):
 
 
 def connections(running):
-    return [session.connection for session in running.server._sessions]
+    return [one.connection for one in running.server._clients]
 
 
 SERVER = """

@@ -25,9 +25,7 @@ from tests.helpers.tools.visitor import NEEDS_CLIENT, visit
 from tools.recipes.presets import TINY
 from tools.serve import ServeConfig, load, run
 from tools.serving.engine import Engine
-from tools.serving.limits import Allowance
 from tools.serving.metrics import Metrics
-from tools.serving.session import Session
 
 CAMERAS = ("observation.images.front", "observation.images.wrist")
 SIZES = (4,)
@@ -304,8 +302,7 @@ def test_every_number_of_cameras_that_a_client_may_send_is_compiled(policy):
 )
 def test_an_odd_observation_is_still_one(policy, changed):
     with make_engine(policy) as engine:
-        session = Session(1, connection=None, allowance=Allowance(1), task=None)
-        request = engine.read({**observation(0), **changed}, session)
+        request = engine.read({**observation(0), **changed}, engine.join(1))
     assert np.isfinite(request.sample.state).all()
     assert request.sample.images[0].shape == (48, 48, 3)
 

@@ -25,9 +25,8 @@ from tests.helpers.tools.served import (
 )
 from tools.recipes.presets import TINY
 from tools.serving.engine import Engine
-from tools.serving.limits import Allowance, Limits
+from tools.serving.limits import Limits
 from tools.serving.metrics import Metrics
-from tools.serving.session import Session
 from tools.serving.wire import pack, unpack
 
 GOOD = pack(OBSERVATION)
@@ -173,9 +172,9 @@ def test_what_is_read_of_malformed_messages_never_fails_in_the_policys_preparati
     config = TINY.model
     shape = (config.image_size, config.state_dim, config.action_dim, config.horizon)
     processor = word_processor(*shape, "token", ("lift", "block"), (ROBOT,), text_limit=32)
-    session = Session(1, connection=None, allowance=Allowance(1), task=None)
     read = 0
     with Engine(Policy(Pi(config), None, processor), Metrics(), deadline=0, capacity=64) as engine:
+        session = engine.join(1)
         for seed in range(500):
             rng = np.random.default_rng(seed)
             with suppress(ValueError):

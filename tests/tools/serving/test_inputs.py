@@ -27,9 +27,9 @@ FRONT, WRIST = ROBOT.cameras
 )
 def test_flat_nested_and_dataset_spellings_are_the_same_observation(message):
     read = INPUTS.read(message)
-    assert set(read) == {"image", "state", "prompt"}
-    np.testing.assert_array_equal(read["image"][FRONT], PICTURE)
-    assert read["state"].shape == (3,)
+    assert read.executed is read.committed is None
+    np.testing.assert_array_equal(read.observation.images[FRONT], PICTURE)
+    assert read.observation.state.shape == (3,)
 
 
 def test_pairs_name_what_an_openpi_client_sends():
@@ -37,8 +37,8 @@ def test_pairs_name_what_an_openpi_client_sends():
     inputs = inputs_of(ROBOT, True, pairs)
     joints = {"observation/joint_position": np.array([1.0, 2.0]), "observation/gripper_position": 3}
     read = inputs.read({"observation/image": PICTURE, **joints, "prompt": "go"})
-    assert list(read["image"]) == [FRONT]
-    np.testing.assert_array_equal(read["state"], [1, 2, 3])
+    assert list(read.observation.images) == [FRONT]
+    np.testing.assert_array_equal(read.observation.state, [1, 2, 3])
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,8 @@ def test_a_released_policys_server_takes_its_authors_observation_as_it_is():
         "prompt": "go",
     }
     read = inputs_of(released("pi05_libero"), reads_state=False).read(message)
-    assert set(read) == {"image", "prompt"}
-    assert set(read["image"]) == {"base_0_rgb", "left_wrist_0_rgb"}
+    assert read.observation.state is None
+    assert set(read.observation.images) == {"base_0_rgb", "left_wrist_0_rgb"}
     droid = inputs_of(released("pi05_droid"), reads_state=True)
     read = droid.read(
         {
@@ -95,8 +95,8 @@ def test_a_released_policys_server_takes_its_authors_observation_as_it_is():
             "prompt": "go",
         }
     )
-    assert set(read["image"]) == {"base_0_rgb", "left_wrist_0_rgb"}
-    np.testing.assert_array_equal(read["state"], [0, 1, 2, 3, 4, 5, 6, 9])
+    assert set(read.observation.images) == {"base_0_rgb", "left_wrist_0_rgb"}
+    np.testing.assert_array_equal(read.observation.state, [0, 1, 2, 3, 4, 5, 6, 9])
 
 
 @pytest.mark.parametrize("words", [{}, {"prompt": ""}])
@@ -104,11 +104,11 @@ def test_a_released_policys_default_stands_for_a_prompt_that_is_absent_or_empty(
     """openpi's client for the simulated ALOHA sends none."""
     aloha = inputs_of(released("pi0_aloha_sim"), reads_state=True)
     seen = {"state": np.zeros(14), "images": {"cam_high": PICTURE.transpose(2, 0, 1)}}
-    assert aloha.read({**seen, **words})["prompt"] == "Transfer cube"
-    assert aloha.read({**seen, "prompt": "wave"})["prompt"] == "wave"
+    assert aloha.read({**seen, **words}).observation.prompt == "Transfer cube"
+    assert aloha.read({**seen, "prompt": "wave"}).observation.prompt == "wave"
     assert aloha.expected["prompt"] == {"dtype": "str", "optional": True}
     pairs = inputs_of(released("pi0_aloha_sim"), True, ["cam_high=base_0_rgb"])
-    assert pairs.read({**seen, **words})["prompt"] == "Transfer cube"
+    assert pairs.read({**seen, **words}).observation.prompt == "Transfer cube"
 
 
 def test_an_empty_prompt_is_refused_where_a_policy_of_others_has_no_default():
@@ -125,7 +125,7 @@ def test_the_prompt_may_come_by_the_name_that_a_policys_authors_have_for_it():
     lerobot = inputs_of(replace(ROBOT, cameras=(FRONT,), keys=keys), reads_state=True)
     seen = {"observation.images.front": PICTURE, "observation.state": np.zeros(3)}
     for name in ("task", "prompt"):
-        assert lerobot.read({**seen, name: "go"})["prompt"] == "go"
+        assert lerobot.read({**seen, name: "go"}).observation.prompt == "go"
     with pytest.raises(ValueError, match="the prompt twice"):
         lerobot.read({**seen, "task": "go", "prompt": "go"})
     with pytest.raises(ValueError, match=r"unknown entries.*task"):
@@ -134,9 +134,9 @@ def test_the_prompt_may_come_by_the_name_that_a_policys_authors_have_for_it():
 
 def test_a_camera_that_may_be_absent_may_be_left_out():
     inputs = inputs_of(replace(ROBOT, absent=(WRIST,)), reads_state=True)
-    assert set(inputs.read(OBSERVATION)["image"]) == {FRONT, WRIST}
+    assert set(inputs.read(OBSERVATION).observation.images) == {FRONT, WRIST}
     without = {key: x for key, x in OBSERVATION.items() if "wrist" not in key}
-    assert set(inputs.read(without)["image"]) == {FRONT}
+    assert set(inputs.read(without).observation.images) == {FRONT}
     assert inputs.expected["observation/wrist"]["optional"]
     with pytest.raises(ValueError, match=r"lacks \['front'\]"):
         inputs.read({key: x for key, x in OBSERVATION.items() if "front" not in key})
@@ -145,7 +145,7 @@ def test_a_camera_that_may_be_absent_may_be_left_out():
 def test_a_state_that_is_not_read_may_be_sent_where_a_pair_names_it():
     inputs = inputs_of(ROBOT, False, ["image=front", "pose=state"])
     read = inputs.read({"observation/image": PICTURE, "observation/pose": [1.0], "prompt": "go"})
-    assert set(read) == {"image", "prompt"}
+    assert read.observation.state is None
 
 
 def test_a_policy_that_reads_no_state_expects_none():

@@ -8,7 +8,8 @@ import pytest
 
 from data import open_dataset
 from data.validation.validate import validate
-from models.terminal import Console
+from models.files.terminal import Console
+from models.inputs.observation import RobotObservation
 from tests.helpers.tools.served import Echo, Running, client, observation
 from tools.serving.recorder import CHUNK, Exchange, RecordedCounts, Recorder, recorded, recording
 from tools.serving.server import PolicyServer
@@ -17,7 +18,8 @@ from tools.serving.server import PolicyServer
 def exchange(value, prompt="push", size=(8, 8), time=0.0, cameras=("front",), steps=2):
     pictures = {camera: np.full((*size, 3), 40 + value, np.uint8) for camera in cameras}
     chunk = np.full((steps, 2), value, np.float64)
-    return Exchange(pictures, np.full(3, value, np.float32), prompt, chunk, time)
+    seen = RobotObservation(pictures, prompt, np.full(3, value, np.float32))
+    return Exchange(seen, chunk, time)
 
 
 def test_clients_of_a_server_are_recorded_by_connection_and_prompt(tmp_path):
@@ -79,7 +81,7 @@ def test_a_stuck_disk_holds_up_no_answer_and_what_is_left_out_is_counted(tmp_pat
 
 
 def test_long_episodes_are_split_so_that_memory_is_bounded(tmp_path):
-    picture = exchange(0).pictures["front"].nbytes
+    picture = exchange(0).observation.images["front"].nbytes
     with Recorder(tmp_path / "a", most_bytes=4 * picture) as recorder:
         for value in range(13):
             recorder.add(1, exchange(value))

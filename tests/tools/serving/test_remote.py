@@ -22,9 +22,9 @@ from tests.helpers.tools.served import Echo, serving, until
 from tools import evaluate
 from tools.recipes.evaluation import EvaluateConfig
 from tools.recipes.policy import PolicyOptions
+from tools.serving.client import Reply
 from tools.serving.inputs import Inputs, inputs_of
 from tools.serving.remote import RemotePolicy, RemoteRobot
-from tools.serving.session import Reply
 from tools.serving.wire import pack, unpack
 
 POINT = Embodiment(
@@ -61,11 +61,12 @@ class Seeing(Echo):
 
     def submit(self, request):
         def answer():
-            if request["prompt"] == "refuse":
+            asked = request.observation
+            if asked.prompt == "refuse":
                 raise ValueError("a secret of the server")
-            seen = Observation(request["image"]["top"][None, None], request["state"][None])
+            seen = Observation(asked.images["top"][None, None], asked.state[None])
             keys = np.zeros((1, 2), np.uint32)
-            return Reply(self.policy(seen, [request["prompt"]], keys)[0], 0.001)
+            return Reply(self.policy(seen, [asked.prompt], keys)[0], 0.001)
 
         return self.pool.submit(answer)
 

@@ -12,9 +12,7 @@ from tests.helpers.models.processors import word_processor
 from tests.helpers.tools.served import OBSERVATION, client, get, serving
 from tools.recipes.presets import TINY
 from tools.serving.engine import Engine
-from tools.serving.limits import Allowance
 from tools.serving.metrics import Metrics
-from tools.serving.session import Session
 from tools.serving.state_range import distances, training_range
 
 SCALE = Normalizer((0.0, 0.5, 1.0), (1.5, 0.2, 1e-6))
@@ -36,8 +34,8 @@ def make_engine(robot=ARM, **options):
 
 
 def read(engine, state, session=None):
-    session = session or Session(1, connection=None, allowance=Allowance(1), task=None)
-    return engine.read({**OBSERVATION, "observation/state": np.array(state)}, session)
+    message = {**OBSERVATION, "observation/state": np.array(state)}
+    return engine.read(message, session or engine.join(1))
 
 
 @pytest.mark.parametrize(
@@ -77,8 +75,8 @@ def test_the_bound_on_states_can_be_changed_and_turned_off():
 
 
 def test_an_unusual_state_is_logged_once_for_a_client_and_counted(caplog):
-    session = Session(7, connection=None, allowance=Allowance(1), task=None)
     with make_engine() as engine, caplog.at_level(logging.WARNING):
+        session = engine.join(7)
         for _ in range(3):
             read(engine, [30.0, 0.5, 1.0], session)
         text = engine.metrics.text()

@@ -28,7 +28,7 @@ from data import open_dataset
 from data.frames import ACTION, STATE
 from data.store.store import Store, cached_store, open_store
 from models.files.bucket import file_system
-from models.terminal import Console
+from models.files.terminal import Console
 from tools.bench.data.data import CACHE
 from tools.bench.ladder.dataset import make
 from tools.bench.timing import timed

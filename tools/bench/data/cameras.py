@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from models.terminal import Console
+from models.files.terminal import Console
 from tools.bench.data.data import CACHE, BenchedRow, compare
 
 WORKS = (

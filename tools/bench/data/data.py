@@ -25,8 +25,8 @@ from data.store.convert import Encoding
 from data.store.direct import open_direct
 from data.store.store import cached_store
 from models import Embodiment, PiConfig, Processor
+from models.files.terminal import Console
 from models.inputs.tokenizer import Tokenizer
-from models.terminal import Console
 from tools.bench.peer import asking
 from tools.bench.timing import timed
 

@@ -18,7 +18,7 @@ import numpy as np
 from data.packing.packing import assign_rows, pack_kinds
 from models import Layout, PackedBatch, Pi, PiConfig, Sample, pack
 from models.families.pi.model import SHARDING_RULES
-from models.terminal import Console
+from models.files.terminal import Console
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.optimizer import OptimizerConfig
 from parallel.step import abstract_state, init_state, make_train_step

@@ -22,7 +22,7 @@ from data.frames import Runs
 from data.packing.balance import excess
 from data.packing.plan import Plan, PlanSource
 from models import Layout
-from models.terminal import Console, track
+from models.files.terminal import Console, track
 from tools.bench.timing import timed
 from tools.recipes.presets import PI05, TINY, RunConfig
 

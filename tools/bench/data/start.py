@@ -31,7 +31,7 @@ from rich.table import Table
 from tools.bench.process import ending
 
 if TYPE_CHECKING:  # the measured processes import no models
-    from models.terminal import Console
+    from models.files.terminal import Console
 
 _SECONDS, _GIGABYTES = 10.0, 2.0
 _EPISODES, _INSTRUCTIONS, _PER_FILE, _PER_GROUP = 1_000_000, 50_000, 20_000, 1000

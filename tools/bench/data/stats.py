@@ -16,7 +16,7 @@ import numpy as np
 from data import open_dataset
 from data.frames import ACTION, STATE
 from data.statistics.stats import Stats, compute
-from models.terminal import Console
+from models.files.terminal import Console
 from tools.bench.peer import asking
 from tools.bench.timing import timed
 

@@ -27,12 +27,12 @@ from rich.table import Table
 from models import PackedBatch, PiConfig
 from models.attention.attention import Implementation
 from models.families.groot.model import GrootConfig
+from models.files.terminal import Console, track
 from models.layers.dit import TransformerConfig
 from models.layers.gemma import GemmaConfig
 from models.layers.layers import Compute
 from models.layers.qwen3 import QwenConfig
 from models.layers.siglip import SiglipConfig
-from models.terminal import Console, track
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.optimizer import OptimizerConfig
 from parallel.step import abstract_state, init_state, make_train_step, state_from

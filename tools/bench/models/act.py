@@ -20,10 +20,10 @@ import jax
 import numpy as np
 
 from models import PiConfig, Policy
+from models.files.terminal import Console, track
 from models.layers.layers import Compute
 from models.layers.stack import apart
 from models.model import ModelConfig
-from models.terminal import Console, track
 from tools.bench.attempt import attempt, tell
 from tools.bench.models import pi05
 from tools.bench.models.random_policy import random_policy

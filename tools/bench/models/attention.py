@@ -20,7 +20,7 @@ from jaxtyping import Int
 from models import PiConfig
 from models.attention.attention import Implementation, attend, explain
 from models.families.groot.model import GrootConfig
-from models.terminal import Console, track
+from models.files.terminal import Console, track
 from parallel.planning.cluster import chip_of
 from tools.bench.attempt import FULL, failed, tell
 from tools.bench.timing import timed

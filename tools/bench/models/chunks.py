@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from models import Pi
-from models.terminal import Console
+from models.files.terminal import Console
 from tools.bench.models.attention import alternate
 from tools.bench.models.pi05 import CONFIG, random_batch, rows, trainer
 

@@ -16,8 +16,8 @@ import jax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from models import PackedBatch, Pi, PiConfig
+from models.files.terminal import Console
 from models.layers.layers import Compute
-from models.terminal import Console
 from parallel.planning.random_batch import random_batch
 from tools.bench.attempt import attempt, tell
 from tools.bench.models.attention import alternate

@@ -27,13 +27,13 @@ from jaxtyping import Array, Float
 from models import PackedBatch, Pi, PiConfig, Sample, pack
 from models.families.pi.model import SHARDING_RULES
 from models.families.pi.released import CAMERAS
+from models.files.terminal import Console
 from models.flow import flow
 from models.layers.gemma import GEMMA_2B, GEMMA_300M, GemmaConfig
 from models.layers.layers import Compute
 from models.layers.siglip import SiglipConfig
 from models.layers.stack import apart
 from models.load import like_model, load_params
-from models.terminal import Console
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.optimizer import OptimizerConfig
 from parallel.step import abstract_state, init_state, make_train_step

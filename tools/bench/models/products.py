@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from models import PiConfig
+from models.files.terminal import Console, track
 from models.layers import fp8
 from models.layers.quantized import dot, dot_in_float8, quantize_kernel
-from models.terminal import Console, track
 from parallel.planning.cluster import chip_of
 from tools.bench.attempt import attempt, tell
 from tools.bench.models.attention import alternate, rows

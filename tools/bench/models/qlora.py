@@ -6,8 +6,8 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
+from models.files.terminal import Console
 from models.model import KeptModel
-from models.terminal import Console
 from parallel.mesh import MeshConfig
 from parallel.optimizer import with_groups
 from parallel.planning.deviceless import CompiledStep, compile_step, devices

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Mesh
 
+from models.files.terminal import Console
 from models.layers.layers import Remat
 from models.model import ModelConfig, require
-from models.terminal import Console
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.monitor.speed import Speed, model_flops
 from parallel.optimizer import OptimizerConfig

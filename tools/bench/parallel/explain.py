@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
-from models.terminal import Console
+from models.files.terminal import Console
 from parallel.planning.deviceless import devices
 from parallel.planning.explain import explain
 from tools.bench.attempt import tell

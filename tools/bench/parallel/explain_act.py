@@ -12,10 +12,10 @@ import jax
 from rich.table import Table
 
 from models.attention.target import compiling_for
+from models.files.terminal import Console
 from models.layers import stack
 from models.load import like_model
 from models.model import ModelConfig
-from models.terminal import Console
 from parallel.planning.deviceless import CUBLAS, compile_for, devices
 from parallel.planning.explain import explain
 from parallel.planning.hlo import Program

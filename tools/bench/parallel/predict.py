@@ -18,10 +18,10 @@ from scipy.optimize import nnls
 
 from models import PackedBatch, Pi, PiConfig, Sample, pack
 from models.families.pi.model import SHARDING_RULES
+from models.files.terminal import Console, track
 from models.layers.gemma import GemmaConfig
 from models.layers.layers import Compute
 from models.layers.siglip import SiglipConfig
-from models.terminal import Console, track
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.optimizer import OptimizerConfig
 from parallel.planning.flops import CallCost, work

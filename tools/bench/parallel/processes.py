@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from models.terminal import Console, guard_tracebacks
+from models.files.terminal import Console, guard_tracebacks
 from parallel.hosts import job
 from parallel.hosts.distributed import host_count, put_batch, row_share
 from parallel.hosts.supervisor import accelerators

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.table import Table
 
-from models.terminal import Console
+from models.files.terminal import Console
 from parallel.mesh import AXES
 from parallel.planning.cluster import make_cluster
 from parallel.planning.cost import Collective, busy

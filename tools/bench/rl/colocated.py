@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from models.terminal import Console
+from models.files.terminal import Console
 from sim.environments.device_slots import spec_of
 from sim.suites import load_suite
 from tools.bench.attempt import attempt, tell

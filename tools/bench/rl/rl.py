@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from rich.table import Table
 
-from models.terminal import Console
+from models.files.terminal import Console
 from sim.protocol import TRAIN_SEEDS, Slots
 from sim.suites import load_suite
 from tools.bench.attempt import tell

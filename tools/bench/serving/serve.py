@@ -26,9 +26,9 @@ import numpy as np
 from models import PiConfig, Policy
 from models.config import to_json
 from models.families.pi.released import CAMERAS
+from models.files.terminal import Console
 from models.layers.layers import Compute
 from models.layers.stack import apart
-from models.terminal import Console
 from tools.bench.models.pi05 import Width
 from tools.bench.models.random_policy import random_policy
 from tools.bench.process import ending

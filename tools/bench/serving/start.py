@@ -20,7 +20,7 @@ import numpy as np
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from models.terminal import Console
+from models.files.terminal import Console
 from tools.bench.attempt import tell
 from tools.serving.wire import pack, unpack
 

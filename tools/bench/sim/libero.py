@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from models.terminal import Console
+from models.files.terminal import Console
 from sim.benchmarks.libero import INSTALL, SIMULATOR
 from sim.processes.interpreters import interpreter
 from tools.bench.process import ending

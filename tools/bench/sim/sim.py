@@ -31,7 +31,7 @@ from jaxtyping import Array, Float
 from mujoco.rollout import Rollout
 from rich.table import Table
 
-from models.terminal import Console
+from models.files.terminal import Console
 from sim.protocol import Environment, Slots, Start, State
 from sim.rendering.raycast import Camera, Look, Poses, geoms_of, pictures, views
 from sim.simulators.offscreen import choose_renderer

@@ -15,9 +15,8 @@ from models.sharding import path_name
 from tests.helpers.models.tiny_policy import (
     CONFIG,
     KEYS,
-    PROMPTS,
+    openpi,
     recorded_groot,
-    seen,
     tiny_policy,
 )
 
@@ -44,7 +43,7 @@ def case(request, tmp_path):
         policy, inputs = recorded_groot(tmp_path / "groot")
         return policy.model, policy.params, groot_batch(inputs, policy.model.config)
     model, policy = Pi(PIS[request.param]), tiny_policy()
-    requests = policy.requests(seen(), PROMPTS, KEYS)
+    requests = policy.prepare(openpi(5), KEYS)
     batch = replace(policy, model=model).rows([asked.sample for asked in requests])
     leaves, tree = jax.tree.flatten(jax.eval_shape(model.init, jax.random.key(0)))
     rng = np.random.default_rng(0)

@@ -13,7 +13,7 @@ import pytest
 from models import load_policy, pack
 from models.checkpoints.safetensors_format import write_file
 from models.layers.stack import apart
-from models.model import told
+from models.model import bind_processor
 from tests.helpers.models.released_cases import answers
 
 FIXTURES = Path(__file__).parents[4] / "fixtures" / "pi0_fast"
@@ -71,7 +71,7 @@ def test_words_written_freely_are_lerobots(case, layers):
     policy, seen, recorded = case
     if layers == "apart":
         policy = replace(policy, params=apart(policy.params, policy.model.stacked))
-    model, processor = told(policy.model, policy.processor), policy.processor
+    model, processor = bind_processor(policy.model, policy.processor), policy.processor
     rows = policy.rows([policy.prepare(one)[0].sample for one in seen])
     length = recorded["written"].shape[1]
     write = jax.jit(model.predict_tokens, static_argnums=(2, 3))

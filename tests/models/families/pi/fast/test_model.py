@@ -18,7 +18,7 @@ from models.inputs.tokenizer import Tokenizer
 from models.layers.gemma import GemmaConfig
 from models.layers.layers import Compute
 from models.layers.siglip import SiglipConfig
-from models.model import told
+from models.model import bind_processor
 from models.sharding import path_name
 from tests.helpers.models.processors import tokens_of
 
@@ -84,7 +84,7 @@ def acting(samples):
 
 @pytest.fixture(scope="module")
 def model(processor) -> Pi0Fast:
-    return told(CONFIG.build(), processor)
+    return bind_processor(CONFIG.build(), processor)
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ def test_packing_changes_neither_loss_nor_gradients(params, samples, loss):
 def test_random_weights_write_chunks_that_the_tokenizer_reads(
     processor, params, acting, temperature
 ):
-    model = told(replace(CONFIG, temperature=temperature).build(), processor)
+    model = bind_processor(replace(CONFIG, temperature=temperature).build(), processor)
     layout = CONFIG.layout(prefix=70, samples=1, images=1)
     batch = pack([[sample] for sample in acting], layout)
     noise = jax.random.normal(jax.random.key(1), batch.actions.shape)
@@ -159,7 +159,7 @@ def test_scores_that_favour_what_spells_no_chunk_write_one_all_the_same(processo
     likeliest of all."""
     fast = Fast.load(BYTES)
     processor = replace(processor, targets=replace(processor.targets, fast=fast))
-    model = told(replace(CONFIG, head=True).build(), processor)
+    model = bind_processor(replace(CONFIG, head=True).build(), processor)
     batch = pack(
         [acting[i : i + 1] for i in range(4)], CONFIG.layout(prefix=70, samples=1, images=1)
     )
@@ -238,7 +238,9 @@ def test_what_it_cannot_do_is_refused_in_a_sentence(params, acting, processor, m
     with pytest.raises(ValueError, match="real-time chunking"):
         model.sample_actions(params, batch, noise, guidance=object())
     with pytest.raises(ValueError, match="came without a FAST tokenizer"):
-        told(CONFIG.build(), replace(processor, targets=replace(processor.targets, fast=None)))
+        bind_processor(
+            CONFIG.build(), replace(processor, targets=replace(processor.targets, fast=None))
+        )
     with pytest.raises(ValueError, match="no targets"):
         model.loss(params, batch, jax.random.key(0))
 

@@ -13,7 +13,7 @@ from models import load_policy, pack
 from models.families.pi.fast.written import opening
 from models.families.pi.released import RELEASED
 from models.families.pi.targets import logits
-from models.model import told
+from models.model import bind_processor
 from tests.helpers.models.openpi_numbers import close
 from tests.helpers.models.released_cases import answers, case_policy
 
@@ -57,7 +57,7 @@ def test_actions_are_openpis(case):
 @pytest.mark.parametrize("case", [FIRST, SLOW[2]], indirect=True, ids=lambda c: c.name)
 def test_tokens_are_openpis_with_the_grammar_and_without(case):
     policy, seen, recorded = case
-    model, processor = told(policy.model, policy.processor), policy.processor
+    model, processor = bind_processor(policy.model, policy.processor), policy.processor
     end, before = processor.tokenizer.end, len(opening(processor.tokenizer))
     batch = policy.rows([policy.prepare(one)[0].sample for one in seen])
     free = jax.jit(model.predict_tokens, static_argnums=(2, 3))(policy.params, batch, 60, end)

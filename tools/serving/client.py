@@ -1,4 +1,4 @@
-"""State of one client on the server, from connecting to leaving."""
+"""A client of the server, from connecting to leaving, and the answer to one of its requests."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -12,10 +12,10 @@ from tools.serving.limits import Allowance
 
 
 @dataclass(eq=False)
-class Session:
-    """State of a client. `number` distinguishes it from all earlier clients, `requests` counts its
-    answered requests, and `chunk` is the last chunk that it was given, in the robot's units.
-    `last_call` is done when nothing will be read from it beyond what has arrived."""
+class ConnectedClient:
+    """State of a client's connection. `number` distinguishes it from all earlier clients.
+    `last_call` is done when nothing will be read from it beyond what has arrived. What the policy
+    knows of the client's robot is in a `RobotSession`."""
 
     number: int
     connection: ServerConnection
@@ -26,10 +26,6 @@ class Session:
     """True while a request is in flight, and until the policy's metadata is sent."""
     since: float = 0.0
     """Time of the client's last answer."""
-    requests: int = 0
-    unusual: bool = False
-    """True if the log already reports a state of this client that is far from the training data."""
-    chunk: Float[np.ndarray, "h a"] | None = None
     total_ms: float | None = None
     """Time from the last request's arrival until its answer was ready to send."""
 

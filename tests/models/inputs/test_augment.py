@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.augment import AugmentConfig, Augmented, augment, augment_image
 from models.families.pi.model import Pi
+from models.inputs.augment import AugmentConfig, augment, augment_image
 from models.inputs.packed_batch import Sample, pack
+from models.model import Augmented
 from tests.helpers.models.pi_samples import CONFIG, KEY
 from tests.helpers.models.pi_samples import samples as of_pi
 

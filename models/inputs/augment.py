@@ -18,7 +18,6 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt8
 
 from models.inputs.packed_batch import PackedBatch
-from models.model import Model, init_params, require
 
 _STREAM = 2**32 - 1
 _TO_YIQ = np.array([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
@@ -65,43 +64,6 @@ class AugmentConfig:
     def colours(self) -> bool:
         """True if any picture is recoloured."""
         return max(self.brightness, self.contrast, self.saturation, self.hue) > 0
-
-
-@dataclass(frozen=True)
-class Augmented:
-    """A model to train: `loss` sees augmented pictures. To evaluate and sample, use `model` itself.
-
-    `cameras`: names of the cameras of every embodiment, in order.
-    """
-
-    model: Model
-    config: AugmentConfig
-    cameras: tuple[tuple[str, ...], ...]
-
-    def init(self, key: PRNGKeyArray) -> Any:
-        return init_params(self.model, key)
-
-    def loss(
-        self, params: Any, batch: PackedBatch, key: PRNGKeyArray
-    ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        return self.model.loss(params, self._varied(batch, key), key)
-
-    @property
-    def term_names(self) -> tuple[str, ...]:
-        """Names of the model's loss terms, if it has several."""
-        return getattr(self.model, "term_names", ())
-
-    def losses(
-        self, params: Any, batch: PackedBatch, key: PRNGKeyArray
-    ) -> tuple[Float[Array, ""], tuple[Float[Array, ""], dict[str, Float[Array, ""]]]]:
-        """`loss` with its terms, for a model that has several."""
-        return require(self.model, "losses", "the terms of its loss")(
-            params, self._varied(batch, key), key
-        )
-
-    def _varied(self, batch: PackedBatch, key: PRNGKeyArray) -> PackedBatch:
-        tokens = self.model.config.tokens_per_image
-        return augment(batch, key, self.config, self.cameras, tokens)
 
 
 def augment(
