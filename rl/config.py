@@ -154,7 +154,11 @@ class DisaggregatedConfig:
 
 @dataclass(frozen=True)
 class RlConfig:
-    """Everything that decides a run of `tools.rl`."""
+    """Everything that decides a run of `tools.rl`.
+
+    The checkpoints that stay are the last `keep`, those of every `keep_every`-th step (0: none),
+    and, with `keep_best` "success", the one that succeeded most often from held-out starts.
+    """
 
     steps: int = 100
     seed: int = 0
@@ -168,5 +172,8 @@ class RlConfig:
     eval_every: int = 20
     eval_episodes: int = 64
     save_every: int = 50
+    keep: int = 3
+    keep_every: int = 0
+    keep_best: Literal["", "success"] = ""
     profile: str = ""
     """A:B traces steps A to B - 1, counted from 0, into the run's folder."""

@@ -7,6 +7,7 @@ import shutil
 import signal
 import threading
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import jax
@@ -106,6 +107,29 @@ def test_a_policy_saved_in_16_bits_learns_in_32(checkpoint, tmp_path):
     assert rl.run(rl.RlPaths(tmp_path / "half", tmp_path / "rl"), HOST, QUIET).finished
     leaves = jax.tree.leaves(load_policy(tmp_path / "rl").params)
     assert {x.dtype for x in leaves} == {np.dtype("float32")}
+
+
+@pytest.mark.slow
+def test_a_run_is_mirrored_keeps_what_succeeded_most_and_says_where_its_time_went(
+    checkpoint, tmp_path
+):
+    out, mirror, said = tmp_path / "out", tmp_path / "mirror", Console(record=True, file=StringIO())
+    config = replace(HOST, steps=4, eval_every=1, save_every=1, keep=1, keep_best="success")
+    assert rl.run(rl.RlPaths(checkpoint, out, mirror=str(mirror)), config, said).finished
+    success = {line["step"]: line["success"]["rate"] for line in read_closed_loop(out)}
+    best = max(success.keys() - {0}, key=lambda step: (success[step], -step))
+    assert {best, 4} <= set(own.steps(out / "checkpoints"))
+    assert f"checkpoints/{best}: it succeeded from {success[best]:.1%}" in said.export_text(
+        clear=False
+    )
+    assert "Goodput " in said.export_text()
+    assert own.steps(mirror / "checkpoints")[-1] == 4
+    for name in ("closed_loop.jsonl", "goodput.jsonl"):
+        assert (mirror / name).read_text() == (out / name).read_text()
+    shutil.rmtree(out)
+    paths = rl.RlPaths(checkpoint, out, resume=True, mirror=str(mirror))
+    assert rl.run(paths, replace(config, steps=5, keep=2), QUIET).finished
+    assert [row["step"] for row in rows(out)] == list(range(5))
 
 
 @pytest.mark.slow

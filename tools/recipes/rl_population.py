@@ -41,7 +41,6 @@ def run_population(
     config: RlConfig,
     population: PopulationConfig,
     console: Console,
-    resume: bool,
 ) -> PopulationResult:
     """`rl.population.evolution.evolve` in a suite, with a figure of all members and one of each.
 
@@ -53,7 +52,7 @@ def run_population(
     count = suite.count(rollout.slots, most)
     for member in range(population.population):
         set_damaged_evaluations_aside(run.directory / "members" / str(member), console)
-    with kept_open(suite, count) as (shared, mend):
+    with kept_open(suite, count) as (shared, close):
         slots = shared.open(tasks, count, size)
         batched = in_batches(policy, slots.count)
         RobotPolicy.in_suite(policy, slots.spec)
@@ -83,8 +82,7 @@ def run_population(
             population,
             console,
             evaluate=evaluate,
-            mend=mend,
-            resume=resume,
+            rebuild=close,
         )
     for member in range(population.population):
         write_curves(run.directory / "members" / str(member))
@@ -105,11 +103,11 @@ def kept_open(suite: Suite, count: int) -> Iterator[tuple[Suite, Callable[[], No
     """The suite, in which everyone who opens slots for the same tasks gets the same `count` slots,
     and the same environment on a device; the slots close with the block. The returned function
     closes them at once; they are reopened when they are next used."""
-    opened: list[_Kept] = []
+    opened: list[_SharedSlots] = []
 
     @cache
     def slots(tasks: tuple[str, ...], size: int) -> Slots:
-        opened.append(_Kept(lambda: suite.open(tasks, count, size)))
+        opened.append(_SharedSlots(lambda: suite.open(tasks, count, size)))
         return opened[-1]
 
     def close() -> None:
@@ -126,7 +124,7 @@ def kept_open(suite: Suite, count: int) -> Iterator[tuple[Suite, Callable[[], No
         close()
 
 
-class _Kept:
+class _SharedSlots:
     """`sim.protocol.Slots` that stay open when `close` is called, until `end` is called."""
 
     def __init__(self, make: Callable[[], Slots]) -> None:

@@ -11,14 +11,14 @@ from rich.console import Console
 from models.checkpoints import own
 from parallel import checkpoint
 from parallel.monitor.metrics import read_metrics
-from parallel.trainer import Run
 from rl.config import ColocatedConfig, FlowConfig, RlConfig, RolloutConfig
 from rl.device.placement import OnDevice
 from rl.learner import Diverged
-from rl.run import improve
 from sim.protocol import TRAIN_SEEDS
 from sim.suite import Suite
 from tests.helpers.models.tiny_policy import tiny_policy
+from tests.helpers.parallel.opened import Run
+from tests.helpers.rl.opened import improve
 from tests.helpers.rl.point import Point
 from tests.helpers.sim.point_world import PointWorld
 
