@@ -24,8 +24,8 @@ from parallel.runs.log_failure import LogFailure
 from parallel.runs.mirror import Mirror, begin
 from parallel.runs.retention import Retention
 from parallel.runs.run_folder import (
-    Folder,
     Run,
+    RunFolder,
     check_folder,
     check_saved,
     check_steps_made,
@@ -41,7 +41,7 @@ Json = Any
 @contextmanager
 def opened(
     directory: Path, resume: bool, console: Console, mirror: str | None = None
-) -> Iterator[Folder]:
+) -> Iterator[RunFolder]:
     """A run's folder, kept from other runs and brought back from its mirror if need be. All hosts
     must call it.
 
@@ -59,7 +59,7 @@ def opened(
         if mirror is not None:
             resume = begin(mirror, directory, resume, console)
         check_folder(directory, resume)
-        yield Folder(directory, resume, mirror)
+        yield RunFolder(directory, resume, mirror)
 
 
 @contextmanager

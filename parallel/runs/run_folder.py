@@ -19,7 +19,7 @@ CONFIG_NAME, SAVED_NAME, ORIGIN_NAME = "config.json", "saved.json", "origin.json
 
 
 @dataclass(frozen=True)
-class Folder:
+class RunFolder:
     """A run's folder that no other run can enter, see `parallel.shell.opened`. `resume`: it holds a
     run, which goes on. `mirror`: URL of the folder where its checkpoints are also kept."""
 
@@ -33,7 +33,7 @@ class Run:
     """A run's folder, and the JSON values that its checkpoints carry besides the state. `origin`
     tells people where the run comes from: `preset`, `data` and similar, as text."""
 
-    folder: Folder
+    folder: RunFolder
     config: Json
     assets: Json
     origin: Mapping[str, str] = field(default_factory=dict)

@@ -23,10 +23,10 @@ from parallel.hooks import Hook
 from parallel.hosts.watchdog import note
 from parallel.runs.mirror import put_logs
 from parallel.runs.retention import Retention
-from parallel.runs.run_folder import CONFIG_NAME, Folder, Run, read_config
+from parallel.runs.run_folder import CONFIG_NAME, Run, RunFolder, read_config
 from parallel.shell import opened
 from parallel.trackers.trackers import check_trackers
-from rl.checks import check_config, check_policy, one_group
+from rl.checks import check_named, check_policy, one_group
 from rl.config import RlConfig
 from rl.environment import FIELD
 from rl.placements import place
@@ -109,9 +109,9 @@ def _run(
     config: RlConfig,
     console: Console,
     population: PopulationConfig,
-    folder: Folder,
+    folder: RunFolder,
 ) -> RlResult | PopulationResult:
-    check_config(config)
+    check_named(config)
     together = replace(population, population=0) != ALONE or population.population not in (0, 1)
     if together:
         check_population(population, config)

@@ -24,7 +24,7 @@ from rl.host.placement import most_episodes
 from rl.placements import place
 from rl.population.evolution import PopulationResult, evolve
 from rl.population.population import PopulationConfig
-from sim.protocol import Outcome, Slots, Spec, Start
+from sim.protocol import Slots
 from sim.suite import Suite
 from tools.recipes.closed_loop import acted, held_out, note, set_damaged_evaluations_aside
 from tools.recipes.conditions import in_batches
@@ -106,7 +106,7 @@ def kept_open(suite: Suite, count: int) -> Iterator[tuple[Suite, Callable[[], No
     opened: list[_SharedSlots] = []
 
     @cache
-    def slots(tasks: tuple[str, ...], size: int) -> Slots:
+    def slots(tasks: tuple[str, ...], size: int) -> Any:
         opened.append(_SharedSlots(lambda: suite.open(tasks, count, size)))
         return opened[-1]
 
@@ -130,23 +130,11 @@ class _SharedSlots:
     def __init__(self, make: Callable[[], Slots]) -> None:
         self._make = make
         self._slots: Slots | None = None
-        self.spec: Spec = self._live.spec
-        self.count, self.lockstep = self._live.count, self._live.lockstep
 
-    def begin(self, slot: int, start: Start) -> None:
-        self._live.begin(slot, start)
-
-    def send(self, slot: int, actions: Any, film: bool = False) -> None:
-        self._live.send(slot, actions, film)
-
-    def demonstrate(self, slot: int, steps: int, noise: float = 0.0) -> None:
-        self._live.demonstrate(slot, steps, noise)
-
-    def poll(self, timeout: float | None = None) -> list[Outcome]:
-        return self._live.poll(timeout)
-
-    def wake(self) -> None:
-        self._live.wake()
+    def __getattr__(self, name: str) -> Any:
+        if self._slots is None:
+            self._slots = self._make()
+        return getattr(self._slots, name)
 
     def close(self) -> None:
         """Does nothing: others continue to use the slots."""
@@ -155,9 +143,3 @@ class _SharedSlots:
         slots, self._slots = self._slots, None
         if slots is not None:
             slots.close()
-
-    @property
-    def _live(self) -> Slots:
-        if self._slots is None:
-            self._slots = self._make()
-        return self._slots

@@ -41,7 +41,7 @@ from parallel.hosts.watchdog import note
 from parallel.mesh import make_mesh, replicated, row_shards
 from parallel.optimizer import with_groups
 from parallel.runs.mirror import put_logs
-from parallel.runs.run_folder import CONFIG_NAME, Folder, Run, read_config
+from parallel.runs.run_folder import CONFIG_NAME, Run, RunFolder, read_config
 from parallel.shell import opened
 from parallel.step import TrainState
 from parallel.trackers.trackers import check_trackers
@@ -155,7 +155,7 @@ def run(paths: Paths, config: RunConfig, console: Console | None = None) -> Trai
 
 
 def _run(
-    paths: Paths, config: RunConfig, console: Console, mesh: Mesh, folder: Folder
+    paths: Paths, config: RunConfig, console: Console, mesh: Mesh, folder: RunFolder
 ) -> TrainResult:
     out, (index, count) = paths.folder, row_share(mesh)
     if paths.init is not None:
