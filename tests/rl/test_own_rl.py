@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from models import load_policy
+from models.config import from_json, to_json
 from rl.advantages import ADVANTAGES, ValuedEpisode
 from rl.checks import check_named
 from rl.config import ColocatedConfig, FlowConfig, ObjectiveConfig, RlConfig, RolloutConfig
@@ -166,6 +167,16 @@ def test_a_name_that_is_nowhere_is_refused_before_anything_runs(field, change, f
         check_named(RlConfig(**change(f"{mine}:best")))
     with pytest.raises(FileNotFoundError, match=r"nowhere\.py: no such file"):
         check_named(RlConfig(**change("nowhere.py:best")))
+
+
+def test_a_config_that_names_a_file_does_not_run_it(file):
+    """A saved config may come from anyone."""
+    mine = file("raise SystemExit")
+    rollout = RolloutConfig(reward=f"{mine}:both")
+    config = RlConfig(objective=named(mine), rollout=rollout)
+    assert from_json(RlConfig, to_json(config)) == config
+    with pytest.raises(SystemExit):
+        check_named(config)
 
 
 def test_an_advantage_that_is_not_for_a_device_is_refused_there(file):

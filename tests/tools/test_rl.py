@@ -126,6 +126,14 @@ def test_a_policy_saved_in_16_bits_learns_in_32(checkpoint, tmp_path):
 
 
 @pytest.mark.slow
+def test_held_out_starts_are_never_learnt_from(finished):
+    learnt, evaluated = (Noted.seeds[name] for name in ("slots 0", "closed loop"))
+    assert len(learnt) == HOST.steps * HOST.rollout.groups
+    assert max(learnt) < POINTS.first_seed
+    assert evaluated == {500, 501}
+
+
+@pytest.mark.slow
 def test_a_run_is_mirrored_keeps_what_succeeded_most_and_says_where_its_time_went(
     checkpoint, tmp_path
 ):
@@ -146,14 +154,6 @@ def test_a_run_is_mirrored_keeps_what_succeeded_most_and_says_where_its_time_wen
     paths = rl.RlPaths(checkpoint, out, resume=True, mirror=str(mirror))
     assert rl.run(paths, replace(config, steps=5, keep=2), QUIET).finished
     assert [row["step"] for row in rows(out)] == list(range(5))
-
-
-@pytest.mark.slow
-def test_held_out_starts_are_never_learnt_from(finished):
-    learnt, evaluated = (Noted.seeds[name] for name in ("slots 0", "closed loop"))
-    assert len(learnt) == HOST.steps * HOST.rollout.groups
-    assert max(learnt) < POINTS.first_seed
-    assert evaluated == {500, 501}
 
 
 @pytest.mark.slow

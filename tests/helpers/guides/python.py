@@ -35,7 +35,6 @@ ELSEWHERE = {
     "docs/own_dataset.md": "tests/tools/test_own_dataset.py",
     "docs/own_environment.md": "tests/sim/test_own_environment.py",
     "docs/own_model.md": "tests/tools/test_own_model.py",
-    "docs/rl.md": "tests/rl/test_own_rl.py",
     "docs/robot.md": "tests/client/test_guide.py",
     "docs/simulators.md": "tests/sim/benchmarks/test_metaworld.py",
 }
