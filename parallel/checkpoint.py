@@ -28,7 +28,7 @@ from models.files.on_disk import to_disk
 from models.files.terminal import Console, harmless, logger
 from parallel.hosts.agreement import agree
 from parallel.hosts.distributed import host_count, host_index
-from parallel.retention import Retention
+from parallel.runs.retention import Retention
 from parallel.step import TrainState
 
 Json = Any
@@ -36,6 +36,7 @@ State = TypeVar("State", TrainState, dict[str, Any])
 
 _DAMAGED, _DELETED, _SAVING = ".damaged", ".deleted", ".saving"
 _TIDY_SECONDS = 5.0
+_ALONE = Retention(1)
 _UNFINISHED = (".orbax-checkpoint-tmp", _DELETED, _SAVING)
 
 
@@ -187,9 +188,10 @@ class CheckpointWriter:
             )
 
 
-def copy(path: Path, directory: Path) -> None:
-    """Copies the checkpoint at `path`, file by file, and leaves it as the only one in `directory`.
-    A checkpoint that has its number there is whole at any time.
+def copy(path: Path, directory: Path, keep: Retention = _ALONE) -> None:
+    """Copies the checkpoint at `path`, file by file; of those in `directory`, it leaves those that
+    `keep` selects, by default only the copy. A checkpoint that has its number there is whole at any
+    time.
 
     Raises:
       ValueError: the checkpoint is damaged.
@@ -200,7 +202,7 @@ def copy(path: Path, directory: Path) -> None:
     shutil.copytree(path, saving, ignore=shutil.ignore_patterns(".nfs*"))
     refuse(path, digests.damage(saving))
     digests.digest_files(saving, digests.names(saving))  # so that they are on disk
-    _publish(int(path.name), saving, Retention(1))
+    _publish(int(path.name), saving, keep)
 
 
 def newest_good(directory: Path, console: Console | None = None) -> int | None:

@@ -83,8 +83,13 @@ def made_late(directory: Path, done: int) -> bool:
     return bool(agree("made late", "", read))
 
 
-def check_judged(keep_best: str, patience: int, eval_every: int, save_every: int) -> None:
-    """Refuses a trainer's settings under which few or none of its checkpoints could be judged.
+def check_judged(
+    keep_best: str, patience: int, eval_every: int, save_every: int, prefix: str = "trainer."
+) -> None:
+    """Refuses settings under which few or none of a run's checkpoints could be judged.
+
+    Args:
+      prefix: prefix of the settings' names.
 
     Raises:
       ValueError: the settings are of this kind.
@@ -94,14 +99,14 @@ def check_judged(keep_best: str, patience: int, eval_every: int, save_every: int
     name, value = ("keep_best", keep_best) if keep_best else ("patience", patience)
     if eval_every < 1:
         raise ValueError(
-            f"trainer.{name} is {value}, but trainer.eval_every is 0, so nothing is evaluated; set "
+            f"{prefix}{name} is {value}, but {prefix}eval_every is 0, so nothing is evaluated; set "
             f"it above 0."
         )
     often, seldom = sorted((eval_every, save_every))
     if often and seldom % often:
         raise ValueError(
-            f"trainer.{name} is {value}, but checkpoints are saved every {save_every} steps "
-            f"(trainer.save_every) and evaluations made every {eval_every} (trainer.eval_every), "
+            f"{prefix}{name} is {value}, but checkpoints are saved every {save_every} steps "
+            f"({prefix}save_every) and evaluations made every {eval_every} ({prefix}eval_every), "
             "so few or no checkpoints are evaluated; make one a multiple of the other."
         )
 

@@ -6,39 +6,34 @@ stops the device as long as they keep up. A host bases its decisions on values t
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from models.files.terminal import Console
 from models.inputs.packed_batch import PackedBatch
-from parallel.checkpoint import CheckpointWriter
 from parallel.evaluations import LATE, Evaluations
-from parallel.hooks import Hook, due
+from parallel.hooks import due
 from parallel.hosts import inject
 from parallel.hosts.agreement import agree
 from parallel.hosts.distributed import host_count, host_index, put_batch
 from parallel.hosts.facts import HostFacts, any_host, put_facts
-from parallel.hosts.stop import UNLOGGED, StopSignals
+from parallel.hosts.stop import UNLOGGED
 from parallel.hosts.watchdog import note
-from parallel.monitor.goodput import Ledger
 from parallel.monitor.metrics import MetricsWriter
 from parallel.monitor.progress import StepLog
 from parallel.monitor.speed import Speed
 from parallel.monitor.spikes import BadStep, Policy, Spikes
 from parallel.monitor.step_trace import StepTrace, traced_steps
 from parallel.prefetch import GivenUp, Prefetcher
-from parallel.runs.log_failure import LogFailure
 from parallel.runs.position import at_data
+from parallel.shell import Shell
 from parallel.step import TrainState
-from parallel.trackers.trackers import Trackers
 
 Json = Any
 Fed = tuple[PackedBatch, Mapping[str, float]]
@@ -80,34 +75,25 @@ class TrainerConfig:
 
 @dataclass
 class Loop:
-    """Runs the steps of a run from any of its states; holds all that they need.
+    """Runs the steps of a run, inside its shell, from any of its states.
 
-    `saved` is the step of the last checkpoint. `stopped` is the host that was told to stop and the
-    signal's number, once all hosts know it. `owed` is the step whose evaluation a stop prevented; a
-    run that resumes from there makes it first. `verdict` is the reason to end the run before its
-    last step, judged by its `evaluations`. If a host's logs cannot be written, `failure` keeps the
-    error and the host is told to stop with `UNLOGGED`. `flops` counts the FLOPs of a global batch,
-    see `monitor.speed.model_flops`.
+    `stopped` is the host that was told to stop and the signal's number, once all hosts know it.
+    `pending_evaluation` is the step whose evaluation a stop prevented; a run that resumes from
+    there makes it first. `verdict` is the reason to end the run before its last step, judged by its
+    `evaluations`. If a host's logs cannot be written, the host is told to stop with `UNLOGGED`.
+    `flops` counts the FLOPs of a global batch, see `monitor.speed.model_flops`.
     """
 
     config: TrainerConfig
-    directory: Path
+    shell: Shell
     mesh: Mesh
-    console: Console
     batches: Callable[[int, Json], Iterator[Fed]]
     position: Callable[[int], Json]
     step: Any
     flops: Callable[[PackedBatch], Mapping[str, float]]
-    hooks: Sequence[Hook[TrainState]]
-    stop: StopSignals
-    checkpoints: CheckpointWriter
-    ledger: Ledger
-    failure: LogFailure
-    saved: int | None
     evaluations: Evaluations | None = None
-    trackers: Trackers | None = None
     stopped: tuple[int, int] | None = None
-    owed: int | None = None
+    pending_evaluation: int | None = None
     verdict: str = ""
     _compiled: Any = field(default=None, init=False)
     _speed: Speed = field(init=False)
@@ -125,10 +111,10 @@ class Loop:
             since the last checkpoint are lost.
           ValueError: the data ended.
         """
-        config, record = self.config, record or at_data(None, 0, None)
+        config, shell, record = self.config, self.shell, record or at_data(None, 0, None)
         spikes = Spikes(config.on_bad_step, config.spike_factor, record["bad_steps"])
         seed, done, offset = np.uint32(config.seed % 2**32), start, record["offset"]
-        self.ledger.begin(start)
+        shell.ledger.begin(start)
         with ExitStack() as stack:
             fed = self.batches(start + offset, record["data"])
             source = stack.enter_context(
@@ -136,33 +122,34 @@ class Loop:
             )
             writer = None
             if host_index() == 0:
-                writer = stack.enter_context(MetricsWriter(self.directory, start, self.trackers))
+                metrics_writer = MetricsWriter(shell.run.directory, start, shell.trackers)
+                writer = stack.enter_context(metrics_writer)
             log = stack.enter_context(
                 StepLog(
                     writer,
-                    self.console,
+                    shell.console,
                     start,
                     config.steps,
                     config.log_every,
                     self.mesh,
                     spikes,
-                    self.ledger.account,
-                    self.failure,
+                    shell.ledger.account,
+                    shell.failure,
                     self._speed,
                 )
             )
             wanted = traced_steps(config.profile, config.steps, "trainer.profile")
             trace = stack.enter_context(
-                StepTrace(wanted, self.directory, start, self.console, self.failure)
+                StepTrace(wanted, shell.run.directory, start, shell.console, shell.failure)
             )
-            if self.owed == start:
+            if self.pending_evaluation == start:
                 self._evaluate(start, state, log)
             begin, bad, item = time.perf_counter(), None, None
             if start < config.steps and not self.stopped and not self.verdict:
                 item = self._next(source, done)
             if item is not None and self._compiled is None:
                 self._compile(state, item[0], seed)
-            self.stopped = self.stopped or any_host(self.stop.number)
+            self.stopped = self.stopped or any_host(shell.stop.number)
             try:
                 while done < config.steps and not self.stopped and not self.verdict:
                     if trace.turns(done) and not self._turn(trace, log):
@@ -170,19 +157,19 @@ class Loop:
                     if done > start:
                         begin = time.perf_counter()
                         item = self._next(source, done) or item
-                        self.ledger.spend("data")
-                    if self.stop.number and host_count() == 1:
-                        self.stopped = (0, self.stop.number)
+                        shell.ledger.spend("data")
+                    if shell.stop.number and host_count() == 1:
+                        self.stopped = (0, shell.stop.number)
                         break
                     assert item is not None  # else this host was told to stop, and all have agreed
                     batch, info = item
                     if inject.at(done) == "nan":
                         batch = replace(batch, actions=inject.spoilt(batch.actions))
-                    self.checkpoints.check()
+                    shell.checkpoints.check()
                     note("training", done + 1)
                     limit, busy = spikes.limit(done), time.perf_counter() - begin
                     halts = done if config.on_bad_step == "stop" else -1
-                    facts = HostFacts(self.stop.number, limit, busy, source.wait, halts)
+                    facts = HostFacts(shell.stop.number, limit, busy, source.wait, halts)
                     with jax.profiler.StepTraceAnnotation("step", step_num=done):
                         on_devices = put_facts(facts, self.mesh)
                         state, metrics = self._compiled(state, batch, seed, on_devices)
@@ -190,7 +177,7 @@ class Loop:
                     log.started(done, begin, metrics, {**info, **waits})
                     done += 1
                     self._read(log)
-                    if self.due(done):
+                    if shell.due(done):
                         log.drain()
                         self._read(log)
                         self._evaluate(done, state, log)
@@ -207,11 +194,11 @@ class Loop:
                 bad = error  # `state` is that before the bad step
             trace.close()
             done = log.made
-            if done > start and done != self.saved:
+            if done > start and done != shell.saved:
                 self._save(done, state, offset, spikes, log)
             note("saving")
-            self.checkpoints.wait()
-            self.ledger.spend("checkpoint")
+            shell.checkpoints.wait()
+            shell.ledger.spend("checkpoint")
         if bad is not None:
             raise bad
         return state, done, spikes.skipped
@@ -219,7 +206,7 @@ class Loop:
     def _next(self, source: Prefetcher[Fed], done: int) -> Fed | None:
         """The next batch; None once this host is told to stop."""
         try:
-            return source.take(self.stop.should_stop)
+            return source.take(self.shell.stop.should_stop)
         except GivenUp:
             return None
         except StopIteration:
@@ -228,15 +215,17 @@ class Loop:
                 f"step."
             ) from None
         except Exception as error:
-            if not self.stop.should_stop():
+            if not self.shell.stop.should_stop():
                 raise
-            self.console.print(f"After the signal, the loader failed: {error!r}", soft_wrap=True)
+            self.shell.console.print(
+                f"After the signal, the loader failed: {error!r}", soft_wrap=True
+            )
             return None  # the signal also ended the loader's processes; training so far is saved
 
     def _compile(self, state: TrainState, batch: PackedBatch, seed: Any) -> None:
         """Compiles the step before it first runs, so that the compile time is known, and so that a
         run that is told to stop meanwhile ends with nothing to save."""
-        self.ledger.spend("start")
+        self.shell.ledger.spend("start")
         note("compiling")
         facts = put_facts(HostFacts(0, np.inf, 0, 0), self.mesh)
         lowered = self.step.lower(state, batch, seed, facts)
@@ -244,7 +233,7 @@ class Loop:
             counted = beside.submit(self.flops, batch)
             self._compiled = lowered.compile()
             self._speed.flops = counted.result()
-        self.ledger.spend("compile")
+        self.shell.ledger.spend("compile")
         note("training")
 
     def _turn(self, trace: StepTrace, log: StepLog) -> bool:
@@ -255,31 +244,22 @@ class Loop:
             return False
         trace.turn()
         note("training")
-        self.ledger.spend("profile")
+        self.shell.ledger.spend("profile")
         return True
-
-    def due(self, done: int) -> list[Hook[TrainState]]:
-        """Hooks to be called after `done` steps."""
-        return [hook for hook in self.hooks if hook.due(done, self.config.steps)]
 
     def _evaluate(self, done: int, state: TrainState, log: StepLog) -> None:
         """Calls the hooks that are due and logs their metrics; an evaluation that a stop prevents
-        is owed."""
-        found: dict[str, float] = {LATE: 1.0} if self.owed == done else {}
-        self.owed = done
+        stays pending."""
+        late: dict[str, float] = {LATE: 1.0} if self.pending_evaluation == done else {}
+        self.pending_evaluation = done
         if self.stopped:
             return
-        note("evaluating")
-        with self.failure.kept():
-            for hook in self.due(done):
-                found |= hook.call(done, state, self._stopping)
-        note("training")
-        self.ledger.spend("evaluation")
+        found = late | self.shell.evaluate(done, state, self._stopping)
         if not self.stopped:
-            self.owed = None
+            self.pending_evaluation = None
             log.noted(done - 1, found)
             if self.evaluations is not None and due(done, self.config.eval_every):
-                if self.failure.error is None:
+                if self.shell.failure.error is None:
                     self.evaluations.add(done, found)
                 said = self.evaluations.verdict
                 self.verdict = agree("verdict", "", lambda _: said)
@@ -287,29 +267,22 @@ class Loop:
     def _stopping(self) -> bool:
         """True if any host was told to stop; all hosts must call it at the same point of an
         evaluation."""
-        self.stopped = self.stopped or any_host(self.stop.number)
+        self.stopped = self.stopped or any_host(self.shell.stop.number)
         return self.stopped is not None
 
     def _read(self, log: StepLog) -> None:
         """Takes over the metrics that `log` has read."""
         self.stopped = self.stopped or log.stopped
-        self.ledger.spend("step")
-        with self.failure.kept():
-            self.ledger.made(log.made)
-        if self.failure.error is not None:
-            self.stop.number = self.stop.number or UNLOGGED
+        shell = self.shell
+        shell.ledger.spend("step")
+        with shell.failure.kept():
+            shell.ledger.made(log.made)
+        if shell.failure.error is not None:
+            shell.stop.number = shell.stop.number or UNLOGGED
 
     def _save(
         self, done: int, state: TrainState, offset: int, spikes: Spikes, log: StepLog
     ) -> None:
-        note("saving")
-        owed = self.owed == done
-        position = at_data(self.position(done + offset), offset, spikes.record(), owed)
-        log.sync()  # so that metrics never lag behind a checkpoint
-        with self.failure.kept():
-            self.ledger.sync()
-        blocked = self.checkpoints.save(done, state, position)
-        log.noted(done - 1, {"save_blocking_seconds": blocked})
-        note("training")
-        self.saved = done
-        self.ledger.spend("checkpoint")
+        pending = self.pending_evaluation == done
+        position = at_data(self.position(done + offset), offset, spikes.record(), pending)
+        log.noted(done - 1, self.shell.save(done, state, position, log.sync))

@@ -17,7 +17,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from optax.contrib import schedule_free, schedule_free_eval_params
 
-from models.files.own_file import named_in_file
+from models.files.own_file import by_name, check_choice
 from models.layers.fp8 import is_history
 from models.sharding import axes_of, path_name
 from parallel import moments
@@ -297,9 +297,7 @@ _METHODS = {
 
 
 def _method(config: OptimizerConfig) -> optax.GradientTransformation:
-    if config.name in _METHODS:
-        return _METHODS[config.name](config)
-    made = named_in_file(config.name)(config)
+    made = by_name(config.name, _METHODS, "optimizer.name")(config)
     if not isinstance(made, optax.GradientTransformation):
         raise ValueError(
             f"optimizer.name is '{config.name}', whose function returns {type(made).__name__}; it "
@@ -322,11 +320,7 @@ def _rate(config: OptimizerConfig, path: str) -> float:
 
 
 def _check(config: OptimizerConfig) -> None:
-    if config.name not in _METHODS and ".py:" not in config.name:
-        raise ValueError(
-            f"optimizer.name is '{config.name}'; choose one of {sorted(_METHODS)}, or give "
-            f"path/to/file.py:function."
-        )
+    check_choice(config.name, _METHODS, "optimizer.name")
     if config.decay_steps is None or not 0 <= config.warmup_steps < config.decay_steps:
         raise ValueError(
             f"optimizer.warmup_steps is {config.warmup_steps} and decay_steps "

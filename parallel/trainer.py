@@ -6,10 +6,8 @@ sends the run back, and what is reported at their end. It knows no model and no 
 
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -23,32 +21,18 @@ from models.sharding import Rules
 from parallel import checkpoint
 from parallel.evaluations import HELD_OUT_LOSS, Evaluations, check_judged, made_late
 from parallel.hooks import Hook
-from parallel.hosts.agreement import agree
 from parallel.hosts.distributed import host_count, host_index
-from parallel.hosts.stop import UNLOGGED, StopSignals
-from parallel.hosts.watchdog import note
+from parallel.hosts.stop import UNLOGGED
 from parallel.loop import Loop, TrainerConfig
 from parallel.mesh import check_rows, make_mesh
-from parallel.monitor.goodput import Ledger, set_damaged_account_aside
-from parallel.monitor.metrics import set_damaged_metrics_aside
 from parallel.monitor.speed import model_flops
 from parallel.monitor.spikes import BadStep, Policy, check_record
 from parallel.monitor.step_trace import traced_steps
 from parallel.optimizer import OptimizerConfig, make_schedule
-from parallel.retention import Retention
-from parallel.runs.log_failure import LogFailure
-from parallel.runs.mirror import Mirror
 from parallel.runs.position import NoPosition, at_data, check_at_data
-from parallel.runs.run_folder import (
-    CONFIG_NAME,
-    Run,
-    check_folder,
-    check_saved,
-    check_steps_made,
-    note_saved,
-    write_config,
-)
-from parallel.runs.run_lock import locked
+from parallel.runs.retention import Retention
+from parallel.runs.run_folder import Run
+from parallel.shell import Shell, in_shell
 from parallel.step import (
     Trainable,
     TrainState,
@@ -57,9 +41,8 @@ from parallel.step import (
     make_train_step,
     state_from,
 )
-from parallel.trackers.trackers import Trackers
 
-__all__ = ["CONFIG_NAME", "Run", "TrainResult", "TrainerConfig", "check_start", "train"]
+__all__ = ["TrainResult", "TrainerConfig", "check_start", "train"]
 
 Json = Any
 _ROLLBACKS = 3  # to the same checkpoint
@@ -85,10 +68,8 @@ def train(
     optimizer: OptimizerConfig,
     *,
     mesh: Mesh | None = None,
-    resume: bool = False,
     initial: Callable[[Any], Any] | None = None,
     hooks: Sequence[Hook[TrainState]] = (),
-    mirror: str | None = None,
     track: Sequence[str] = (),
 ) -> TrainResult:
     """Trains to `config.steps`, and saves along the way, at the end and when told to stop.
@@ -98,18 +79,17 @@ def train(
     when the checkpoint was saved (None at step 0). After a rollback, batches are ahead of steps,
     and both functions take the batch's number. `initial(like)` gives the parameters that a new run
     begins with, in the shapes and shardings of `like`. `hooks` are called between updates; hooks
-    due after the same update share one line in the log. `mirror` is the URL of a folder where
-    checkpoints are also kept. `track` names trackers, see `parallel.trackers.tracker.find_tracker`.
+    due after the same update share one line in the log. `track` names trackers, see
+    `parallel.trackers.tracker.find_tracker`.
 
     SIGTERM or Ctrl-C on any host stops all hosts after the same step, which is saved; a second
     Ctrl-C interrupts at once.
 
     Raises:
-      ValueError: a setting makes no sense; the directory holds checkpoints and `resume` is false;
-        another run is at work in it (InUse); its checkpoint is of another model or has more steps
-        than `config.steps`; parameters, rules, rows and mesh do not fit; a step is bad (BadStep).
-      FileNotFoundError: `resume` is true but the directory holds no run, or its checkpoints are
-        missing.
+      ValueError: a setting makes no sense; the run's checkpoint is of another model or has more
+        steps than `config.steps`; parameters, rules, rows and mesh do not fit; a step is bad
+        (BadStep).
+      FileNotFoundError: all of the run's checkpoints are damaged.
       OSError: a save failed; or the logs could not be written (the last step is then saved); or the
         last checkpoint did not arrive in the mirror.
     """
@@ -117,15 +97,13 @@ def train(
     mesh = make_mesh() if mesh is None else mesh
     optimizer = _until_the_end(optimizer, config)
     console = Console(quiet=host_index() != 0)
-    folder = run.directory / "checkpoints"
-    check_folder(run.directory, resume)
     abstract = abstract_state(model, optimizer, rules, mesh)
 
     def begin(saved: int | None) -> tuple[TrainState, Json]:
         """The state to continue from, at the newest good step, and the position in its
         checkpoint."""
         if saved is not None:
-            path = folder / str(saved)
+            path = shell.folder / str(saved)
             record = own.read_json(path, "position")
             try:
                 check_at_data(record)
@@ -137,182 +115,101 @@ def train(
             return state_from(initial(abstract.params), optimizer, abstract, consume=True), None
         return init_state(model, optimizer, abstract, np.uint32(config.seed % 2**32)), None
 
-    with ExitStack() as stack:
-        stack.enter_context(locked(run.directory, console))
-        check_folder(run.directory, resume)  # another run may have ended there in the meantime
-        stop = stack.enter_context(StopSignals())
-        if resume and host_index() == 0:
-            set_damaged_metrics_aside(run.directory, console)
-            set_damaged_account_aside(run.directory, console)
-        ledger = stack.enter_context(Ledger(run.directory if host_index() == 0 else None))
-        note("loading")
-        saved = checkpoint.newest_good(folder, console) if resume else None
+    evaluations = None
+    if config.keep_best or config.patience:
+        evaluations = Evaluations(config.keep_best or HELD_OUT_LOSS, config.patience)
+    best = {} if evaluations is None else evaluations.finite
+    keep = Retention(config.keep, config.keep_every, best)
+    with in_shell(run, config.steps, keep, console, hooks=hooks, track=track) as shell:
+        saved = shell.newest()
         done = saved or 0
-        check_steps_made(run.directory, done, config.steps)
-        evaluations = None
-        if config.keep_best or config.patience:
-            evaluations = Evaluations(config.keep_best or HELD_OUT_LOSS, config.patience)
+        verdict = ""
+        if evaluations is not None:
             evaluations.restore(run.directory, done)
-        best = evaluations.finite if evaluations is not None else {}
-        keep = Retention(config.keep, config.keep_every, best)
-        verdict = evaluations.verdict if evaluations is not None else ""
+            verdict = evaluations.verdict
         state, record = begin(saved)
-        if resume:
-            console.print(
-                f"Resuming {run.directory} at step {done} of {config.steps}.", soft_wrap=True
-            )
-        kept_at = (
-            None
-            if mirror is None
-            else stack.enter_context(Mirror(mirror, run.directory, keep, console))
-        )
-        owed = record is not None and "owed" in record and not made_late(run.directory, done)
-        owed = owed and any(hook.due(done, config.steps) for hook in hooks)
-        if (done >= config.steps or verdict) and not owed:
-            if kept_at is not None:
-                kept_at.finish(done)
-            _say_early(verdict if done < config.steps else "", done, config, folder, best, console)
+        pending = record is not None and "owed" in record and not made_late(run.directory, done)
+        pending = pending and bool(shell.due(done))
+        if (done >= config.steps or verdict) and not pending:
+            shell.finish(done)
+            _say_early(verdict if done < config.steps else "", done, shell)
             return TrainResult(state, done, finished=True)
-        if host_index() == 0:
-            write_config(run)
-            if saved is not None:
-                note_saved(run.directory, saved)
-        note("opening trackers")
-        trackers = stack.enter_context(Trackers(track, run.directory, run.config, resume, console))
-        writer = checkpoint.CheckpointWriter(
-            folder,
-            run.config,
-            run.assets,
-            keep,
-            on_saved=partial(_saved, run.directory, kept_at),
-            console=console,
-            held=tuple if kept_at is None else kept_at.held,
-        )
-        checkpoints = stack.enter_context(writer)
+        shell.begin()
         loop = Loop(
             config=config,
-            directory=run.directory,
+            shell=shell,
             mesh=mesh,
-            console=console,
             batches=batches,
             position=position,
             step=make_train_step(model, optimizer, mesh, abstract, config.accumulation, hosts=True),
             flops=partial(model_flops, model, optimizer),
-            hooks=hooks,
-            stop=stop,
-            checkpoints=checkpoints,
-            ledger=ledger,
-            failure=(failure := LogFailure()),
-            saved=saved,
-            owed=done if owed else None,
             evaluations=evaluations,
-            trackers=trackers,
+            pending_evaluation=done if pending else None,
         )
         rollbacks: list[int | None] = []
         while True:
             offset = record["offset"] if record else 0
             try:
-                state, done, skipped = loop.run(state, done, record)
+                with shell.failure.first():
+                    state, done, skipped = loop.run(state, done, record)
                 break
             except BadStep as bad:
-                rollbacks.append(loop.saved)
-                if config.on_bad_step != "rollback" or rollbacks.count(loop.saved) > _ROLLBACKS:
+                rollbacks.append(shell.saved)
+                if config.on_bad_step != "rollback" or rollbacks.count(shell.saved) > _ROLLBACKS:
                     raise
                 reason, resumed_at = str(bad), bad.step + 1 + offset
-            except OSError as error:
-                if failure.error is None:
-                    raise
-                raise failure.final(str(error)) from error
-            note("loading")
-            checkpoints.wait()
-            check_saved(run.directory)
-            loop.saved = checkpoint.newest_good(folder, console)
-            done = loop.saved or 0
+            saved = shell.go_back()
+            done = saved or 0
             if evaluations is not None:
                 evaluations.restore(run.directory, done)
             console.print(
                 f"{reason} Going back to step {done} and on from there with batch {resumed_at}.",
                 soft_wrap=True,
             )
-            state, record = begin(loop.saved)
+            state, record = begin(saved)
             bad_steps = record["bad_steps"] if record else None
             record = at_data(position(resumed_at), resumed_at - done, bad_steps)
-        ended = (done == config.steps or bool(loop.verdict)) and loop.owed != done
-        trackers.outcome = "finished" if ended else "stopped"
-        if kept_at is not None and loop.saved is not None:
-            kept_at.finish(loop.saved)
-        with failure.kept():
-            ledger.end(done)
-        kept = f"saved in {folder}" if loop.saved == done else "nothing to save yet"
-        outcome = f"after step {done} of {config.steps}, {kept}; the same command with --resume"
-        _raise_unlogged(loop, f"The run was stopped {outcome} then continues from there.")
+        ended = done == config.steps or bool(loop.verdict)
+        ended = ended and loop.pending_evaluation != done
+        unlogged = loop.stopped is not None and loop.stopped[1] == UNLOGGED
+        shell.end(done, ended, unlogged)
         if skipped:
             console.print(f"{skipped} of {done} steps were bad and were skipped.")
         if loop.stopped:
             host, number = loop.stopped
             where = f" on host {host}" if host_count() > 1 else ""
             console.print(
-                f"Stopped by {signal.Signals(number).name}{where} {outcome} continues from there.",
+                f"Stopped by {signal.Signals(number).name}{where} {shell.outcome(done)} continues "
+                f"from there.",
                 soft_wrap=True,
             )
-        _say_early(loop.verdict, done, config, folder, best, console)
-        console.print(ledger.account.report(), soft_wrap=True, highlight=False)
+        _say_early(loop.verdict, done, shell)
+        console.print(shell.ledger.account.report(), soft_wrap=True, highlight=False)
     return TrainResult(state, done, finished=ended)
 
 
-def _say_early(
-    verdict: str,
-    done: int,
-    config: TrainerConfig,
-    folder: Path,
-    values: Mapping[int, float],
-    console: Console,
-) -> None:
+def _say_early(verdict: str, done: int, shell: Shell) -> None:
     if verdict:
-        judged = [step for step in own.steps(folder) if step in values]
-        best = min(judged, key=lambda step: values[step], default=None)
+        best = shell.keep.best_of(own.steps(shell.folder))
         kept = (
-            f"Saved in {folder}" if best is None else f"The best checkpoint is {folder / str(best)}"
+            f"Saved in {shell.folder}"
+            if best is None
+            else f"The best checkpoint is {shell.folder / str(best)}"
         )
-        console.print(
-            f"Stopped early after step {done} of {config.steps}: {verdict}. {kept}; --resume with "
+        shell.console.print(
+            f"Stopped early after step {done} of {shell.steps}: {verdict}. {kept}; --resume with "
             f"--trainer.patience 0 continues from the last.",
             soft_wrap=True,
         )
 
 
-def _saved(directory: Path, mirror: Mirror | None, step: int) -> None:
-    note_saved(directory, step)
-    if mirror is not None:
-        mirror.put(step)
-
-
-def _raise_unlogged(loop: Loop, outcome: str) -> None:
-    """Ends a run whose logs could not be written. If all hosts stopped for that, all raise the
-    message of the host at fault."""
-    final = loop.failure.final(outcome) if loop.failure.error else None
-    if loop.stopped and loop.stopped[1] == UNLOGGED:
-        told = agree("unlogged", str(final or ""), lambda all_told: max(all_told, key=len))
-        raise final or OSError(told)
-    if final is not None:
-        raise final
-
-
-def check_start(
-    directory: Path,
-    resume: bool,
-    rows: int,
-    mesh: Mesh,
-    config: TrainerConfig,
-    optimizer: OptimizerConfig,
-) -> None:
-    """Makes all checks that are possible before data is read: the folder, the settings, the rows,
-    the schedule, the steps to trace.
+def check_start(rows: int, mesh: Mesh, config: TrainerConfig, optimizer: OptimizerConfig) -> None:
+    """Makes all checks that are possible before data is read: the settings, the rows, the schedule,
+    the steps to trace.
 
     Raises:
-      ValueError, FileNotFoundError: as `train` would.
+      ValueError: as `train` would.
     """
-    check_folder(directory, resume)
     _check(config)
     traced_steps(config.profile, config.steps, "trainer.profile")
     check_rows(rows, mesh, config.accumulation)

@@ -1,23 +1,73 @@
 """Advantages of an episode's decisions: GAE, group-relative returns and V-trace, on whole
-trajectories (numpy, f64).
+trajectories (numpy, f64), by name or from a user's file; and GAE of unrolls on a device.
 
 A decision is a chunk: its reward is the sum of its steps' rewards, and the discount applies per
 chunk. An episode that ran out of time would continue, so the value head's estimate for its last
 observation counts; an episode that terminated would not.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Bool, Float
 
 
-class Worth(NamedTuple):
+class AdvantageAndTarget(NamedTuple):
     """Advantages and targets of one trajectory's decisions."""
 
     advantage: Float[np.ndarray, " t"]
     target: Float[np.ndarray, " t"]
     """The value head's targets."""
+
+
+class ValuedEpisode(NamedTuple):
+    """A trajectory as its advantages are computed from it: the reward of each decision, the value
+    head's estimates (0 without one), and that for the last observation (0 if the episode
+    terminated)."""
+
+    rewards: Float[np.ndarray, " t"]
+    values: Float[np.ndarray, " t"]
+    final: float
+    ratios: Float[np.ndarray, " t"] | None = None
+    """π_θ/π_b of whole chunks, where the advantage is `reevaluated`."""
+
+
+@dataclass(frozen=True)
+class Advantage:
+    """A way to compute advantages.
+
+    Args:
+      episodes: (a ticket's episodes, the run's ObjectiveConfig) -> for each episode, the advantages
+        and targets of its decisions.
+      values: the policy has a value head, which learns the targets; advantages are divided by their
+        running size. Without, they are used as they are.
+      reevaluated: values and ratios are those of the learner's policy at the beginning of the step,
+        not those of the policy that acted.
+      by_episode: all episodes have equal weight. Otherwise all decisions have.
+      group: fewest episodes of a ticket.
+      on_device: (reward, value, following, ended, the run's ObjectiveConfig) -> advantages, all
+        [t n], traceable: of chunks of n envs, of which `ended` [t n] ended an episode, and
+        `following` is the value of what came next (0 where the episode terminated). None: placement
+        "colocated" cannot compute them.
+    """
+
+    episodes: Callable[[Sequence[ValuedEpisode], Any], Sequence[AdvantageAndTarget]]
+    values: bool = True
+    reevaluated: bool = False
+    by_episode: bool = False
+    group: int = 1
+    on_device: Callable[..., Float[Array, "t n"]] | None = None
+
+    def __post_init__(self) -> None:
+        if self.on_device is not None and not self.values:
+            raise ValueError(
+                "An Advantage with on_device needs values, as the policy of placement 'colocated' "
+                "always has a value head; leave values true, or on_device out."
+            )
 
 
 def gae(
@@ -26,7 +76,7 @@ def gae(
     final: float,
     discount: float,
     gae_lambda: float,
-) -> Worth:
+) -> AdvantageAndTarget:
     """A_t = δ_t + γλ A_{t+1}, δ_t = R_t + γ V_{t+1} - V_t, target A_t + V_t (generalized advantage
     estimation, Schulman et al., arXiv 1506.02438, equation 16).
 
@@ -37,7 +87,7 @@ def gae(
     rewards, values = np.asarray(rewards, np.float64), np.asarray(values, np.float64)
     delta = rewards + discount * np.append(values[1:], final) - values
     advantage = _decaying(delta, np.full(len(delta), discount * gae_lambda))
-    return Worth(advantage, advantage + values)
+    return AdvantageAndTarget(advantage, advantage + values)
 
 
 def group(returns: Float[np.ndarray, " n"], scaled: bool = True) -> Float[np.ndarray, " n"]:
@@ -72,7 +122,7 @@ def vtrace(
     discount: float,
     gae_lambda: float,
     truncation: float = 1.0,
-) -> Worth:
+) -> AdvantageAndTarget:
     """V-trace targets and the advantages of its policy gradient, in rlax's form (IMPALA, arXiv
     1802.01561, equation 1 and section 4.2; `gae_lambda` 1 is the paper's).
 
@@ -94,7 +144,58 @@ def vtrace(
     delta = np.minimum(truncation, ratios) * (rewards + discount * later - values)
     target = values + _decaying(delta, discount * gae_lambda * np.minimum(1.0, ratios))
     expected = gae_lambda * np.append(target[1:], final) + (1 - gae_lambda) * later
-    return Worth(rewards + discount * expected - values, target)
+    return AdvantageAndTarget(rewards + discount * expected - values, target)
+
+
+def gae_on_device(
+    reward: Float[Array, "t n"],
+    value: Float[Array, "t n"],
+    following: Float[Array, "t n"],
+    ended: Bool[Array, "t n"],
+    discount: float,
+    gae_lambda: float,
+) -> Float[Array, "t n"]:
+    """`gae`'s advantages of the chunks of n envs: A = δ + γλ A' within an episode,
+    δ = R + γ V' - V, where V' is `following`."""
+    delta = reward + discount * following - value
+    decay = discount * gae_lambda * ~ended
+
+    def back(later: Array, chunk: tuple[Array, Array]) -> tuple[Array, Array]:
+        advantage = chunk[0] + chunk[1] * later
+        return advantage, advantage
+
+    return jax.lax.scan(back, jnp.zeros_like(delta[0]), (delta, decay), reverse=True)[1]
+
+
+def _each_gae(episodes: Sequence[ValuedEpisode], config: Any) -> list[AdvantageAndTarget]:
+    return [gae(e.rewards, e.values, e.final, config.discount, config.gae_lambda) for e in episodes]
+
+
+def _grouped(episodes: Sequence[ValuedEpisode], config: Any) -> list[AdvantageAndTarget]:
+    against = group(np.array([sum(e.rewards.tolist()) for e in episodes]))
+    lengths = [len(e.rewards) for e in episodes]
+    return [
+        AdvantageAndTarget(np.full(n, a), np.zeros(n))
+        for n, a in zip(lengths, against, strict=True)
+    ]
+
+
+def _each_vtrace(episodes: Sequence[ValuedEpisode], config: Any) -> list[AdvantageAndTarget]:
+    bounds = config.discount, config.gae_lambda, config.truncation
+    return [vtrace(e.rewards, e.values, e.final, np.asarray(e.ratios), *bounds) for e in episodes]
+
+
+ADVANTAGES = {
+    "gae": Advantage(
+        _each_gae,
+        on_device=lambda reward, value, following, ended, config: gae_on_device(
+            reward, value, following, ended, config.discount, config.gae_lambda
+        ),
+    ),
+    "group": Advantage(_grouped, values=False, by_episode=True, group=2),
+}
+VTRACE = Advantage(_each_vtrace, reevaluated=True)
+"""Advantages of the objective of that name."""
 
 
 def _decaying(

@@ -1,10 +1,16 @@
 """Settings of an RL run, besides the initial policy and the suite's own."""
 
 import math
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
-from parallel.optimizer import OptimizerConfig
+from models.files.bounds import check_finite, check_least
+from models.files.own_file import check_choice
+from parallel.monitor.step_trace import traced_steps
+from parallel.optimizer import SCHEDULE_FREE, OptimizerConfig
+from rl.objectives import ObjectiveConfig
+from rl.rewards import REWARDS
 
 
 @dataclass(frozen=True)
@@ -44,29 +50,6 @@ class FlowConfig:
 
 
 @dataclass(frozen=True)
-class ObjectiveConfig:
-    """Objective of the learner (`rl.objectives`).
-
-    `advantage`: "gae" uses a value head; "group" compares an episode's return with those of its
-    group (GRPO, arXiv 2402.03300). `ratio`: what one probability ratio covers: a whole chunk, one
-    of its actions, or one number of an action ("token").
-    """
-
-    name: Literal["ppo", "decoupled", "tis", "aipo", "vtrace"] = "ppo"
-    advantage: Literal["gae", "group"] = "gae"
-    ratio: Literal["chunk", "action", "token"] = "chunk"
-    clip: float = 0.2
-    truncation: float = 2.0
-    """Upper bound of importance weights in "decoupled", "tis", "aipo" and "vtrace"."""
-    proximal: Literal["recomputed", "interpolated"] = "recomputed"
-    discount: float = 0.99
-    """Discount per chunk, as in RLinf."""
-    gae_lambda: float = 0.95
-    value_weight: float = 0.5
-    entropy_weight: float = 0.0
-
-
-@dataclass(frozen=True)
 class RolloutConfig:
     """Settings for acting, and for how far it runs ahead of the learner.
 
@@ -83,8 +66,9 @@ class RolloutConfig:
     staleness: int = 1
     slots: int | None = None
     replan_steps: int = 4
-    reward: Literal["success", "suite"] = "success"
-    """Reward: 1 at the step at which the goal is first reached, or the suite's own."""
+    reward: str = "success"
+    """Reward: 1 at the step at which the goal is first reached ("success"), the suite's own
+    ("suite"), or `path/to/file.py:function`, which runs your file; see `rl.rewards.Reward`."""
     deadline: float = 0.02
     """Longest time, in seconds, that an observation waits for others to be answered with."""
     inference_devices: int = 0
@@ -94,6 +78,12 @@ class RolloutConfig:
     """Dtype of the trained parameters in the actors' copies. bfloat16 halves the traffic of each
     version. The recorded log-probabilities are then those of the rounded policy, so ratios start
     close to 1 but not at it: use "decoupled", "tis" or "aipo", which weight by them."""
+
+    def __post_init__(self) -> None:
+        check_choice(self.reward, REWARDS, "rollout.reward")
+        at_least(self, "rollout", groups=1, group=1, staleness=0, slots=1, replan_steps=1)
+        at_least(self, "rollout", deadline=0, inference_devices=0)
+        check_finite("rollout", self, "deadline")
 
 
 @dataclass(frozen=True)
@@ -123,6 +113,15 @@ class LearnerConfig:
         )
     )
 
+    def __post_init__(self) -> None:
+        at_least(self, "learner", micro=1, epochs=1, minibatches=1)
+        if self.optimizer.name == SCHEDULE_FREE:
+            raise ValueError(
+                f"learner.optimizer.name is '{SCHEDULE_FREE}', which keeps an average of the "
+                f"parameters for acting, but RL must learn with the same parameters that act; "
+                f"choose adamw or muon."
+            )
+
 
 @dataclass(frozen=True)
 class ColocatedConfig:
@@ -132,6 +131,9 @@ class ColocatedConfig:
     envs: int = 128
     unroll: int = 4
     warmup: int = 0
+
+    def __post_init__(self) -> None:
+        at_least(self, "colocated", envs=1, unroll=1, warmup=0)
 
 
 @dataclass(frozen=True)
@@ -151,10 +153,19 @@ class DisaggregatedConfig:
     inference_gpus: float | None = None
     patience: float = 300.0
 
+    def __post_init__(self) -> None:
+        at_least(self, "disaggregated", simulators=1, inference=0, patience=1, simulator_cpus=0)
+        at_least(self, "disaggregated", simulator_gpus=0, inference_cpus=0, inference_gpus=0)
+        check_finite("disaggregated", self, "patience")
+
 
 @dataclass(frozen=True)
 class RlConfig:
-    """Everything that decides a run of `tools.rl`."""
+    """Everything that decides a run of `tools.rl`.
+
+    The checkpoints that stay are the last `keep`, those of every `keep_every`-th step (0: none),
+    and, with `keep_best` "success", the one that succeeded most often from held-out starts.
+    """
 
     steps: int = 100
     seed: int = 0
@@ -168,5 +179,78 @@ class RlConfig:
     eval_every: int = 20
     eval_episodes: int = 64
     save_every: int = 50
+    keep: int = 3
+    keep_every: int = 0
+    keep_best: Literal["", "success"] = ""
     profile: str = ""
     """A:B traces steps A to B - 1, counted from 0, into the run's folder."""
+
+    def __post_init__(self) -> None:
+        at_least(self, "", steps=1, seed=0, eval_every=0, eval_episodes=1, save_every=0)
+        at_least(self, "", keep=1, keep_every=0)
+        traced_steps(self.profile, self.steps, "profile")
+        rollout, spread, own = self.rollout, self.disaggregated, self.colocated
+        if self.flow.level == 0 and self.flow.noise != "learned":
+            raise ValueError(
+                f"flow.level is 0, so chunks are not random and the policy would learn nothing; "
+                f"raise it, for example to {FlowConfig().level}, or set flow.noise to 'learned'."
+            )
+        if found := self._unread():
+            raise ValueError(
+                f"placement is '{self.placement}', which ignores {', '.join(found)}; leave these "
+                f"options at their defaults, or choose another placement."
+            )
+        if self.placement == "disaggregated" and spread.inference and rollout.inference_devices:
+            raise ValueError(
+                f"rollout.inference_devices is {rollout.inference_devices}, but the policy acts in "
+                f"disaggregated.inference = {spread.inference} workers; set one of them to 0."
+            )
+        decisions, parts = own.envs * own.unroll, self.learner.minibatches
+        if self.placement == "colocated" and decisions % parts:
+            raise ValueError(
+                f"colocated.envs × unroll is {decisions} decisions, which cannot be split into "
+                f"{parts} equal learner.minibatches; change one of the three."
+            )
+
+    def _unread(self) -> list[str]:
+        """Options that the placement does not read and that differ from their defaults."""
+        parts: Mapping[str, Any] = {
+            "rollout": self.rollout,
+            "learner": self.learner,
+            "colocated": self.colocated,
+            "disaggregated": self.disaggregated,
+            "learner.optimizer": self.learner.optimizer,
+        }
+        usual = {"learner.optimizer": LearnerConfig().optimizer}
+        return [
+            f"{part}.{name} = {value}"
+            for part, names in _UNREAD[self.placement].items()
+            for name in names
+            if (value := getattr(parts[part], name))
+            != getattr(usual.get(part) or type(parts[part])(), name)
+        ]
+
+
+def at_least(config: object, where: str, **least: float) -> None:
+    """Raises ValueError unless these fields of a config that is called `where` have these values or
+    higher ones; None is left out."""
+    prefix = f"{where}." if where else ""
+    found = {name: (getattr(config, name), smallest) for name, smallest in least.items()}
+    check_least({f"{prefix}{name}": pair for name, pair in found.items() if pair[0] is not None})
+
+
+def _names(part: type[Any]) -> Sequence[str]:
+    return [field.name for field in fields(part)]
+
+
+_UNREAD: dict[str, dict[str, Sequence[str]]] = {
+    "host": {"colocated": _names(ColocatedConfig), "disaggregated": _names(DisaggregatedConfig)},
+    "disaggregated": {"colocated": _names(ColocatedConfig)},
+    "colocated": {
+        "disaggregated": _names(DisaggregatedConfig),
+        "rollout": ("groups", "group", "staleness", "deadline", "inference_devices", "snapshots"),
+        "learner": ("micro",),
+        "learner.optimizer": ("ema_decay",),
+    },
+}
+"""Options that a placement does not read, by their part of the config."""

@@ -23,8 +23,7 @@ from parallel.hosts.distributed import host_count, put_batch
 from parallel.mesh import make_mesh, replicated, rows_sharding
 from parallel.optimizer import OptimizerConfig, select
 from parallel.step import OVERLAP
-from rl.config import ObjectiveConfig
-from rl.objectives import Terms, check, combine
+from rl.objectives import ObjectiveConfig, Terms, advantage_of, combine
 from rl.records import Experience
 from rl.step import LearnerState, LogProb, StepFunctions, Total, metrics_of, planned_updates
 
@@ -84,16 +83,15 @@ class FlowLearner:
         mesh: Mesh | None = None,
         observe: Callable[[Any, PackedBatch], Any] | None = None,
     ) -> None:
-        check(objective)
         if min(epochs, minibatches) < 1:
             raise ValueError(
                 f"learner.epochs and minibatches are {epochs} and {minibatches}; expected at least "
                 f"1."
             )
-        if objective.name == "vtrace" and host_count() > 1:
+        if advantage_of(objective).reevaluated and host_count() > 1:
             raise ValueError(
-                f"objective.name is 'vtrace', which needs a single host, but this run has "
-                f"{host_count()} hosts; choose 'decoupled' or 'tis'."
+                f"objective.name is '{objective.name}', whose advantages need a single host, but "
+                f"this run has {host_count()} hosts; choose 'decoupled' or 'tis'."
             )
         self.state = state
         self.learnt = self.pending = 0

@@ -10,18 +10,68 @@ A ∇ log π.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from rl.config import ObjectiveConfig
+from models.files.bounds import check_finite, check_least
+from models.files.own_file import by_name, check_choice
+from rl.advantages import ADVANTAGES, VTRACE, Advantage
 
 LIMIT = 20.0
 """Log-ratios are bounded to ± this, so that no ratio or square of one overflows; no gradient flows
 beyond."""
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    """Objective of the learner.
+
+    `name`: "ppo", "decoupled", "tis", "aipo" or "vtrace", or `path/to/file.py:function`, which runs
+    your file; the function is like `ppo` here. `advantage`: "gae" uses a value head; "group"
+    compares an episode's return with those of its group (GRPO, arXiv 2402.03300);
+    `path/to/file.py:NAME` is an `rl.advantages.Advantage` of yours. `ratio`: what one probability
+    ratio covers: a whole chunk, one of its actions, or one number of an action ("token").
+    """
+
+    name: str = "ppo"
+    advantage: str = "gae"
+    ratio: Literal["chunk", "action", "token"] = "chunk"
+    clip: float = 0.2
+    truncation: float = 2.0
+    """Upper bound of importance weights in "decoupled", "tis", "aipo" and "vtrace"."""
+    proximal: Literal["recomputed", "interpolated"] = "recomputed"
+    discount: float = 0.99
+    """Discount per chunk, as in RLinf."""
+    gae_lambda: float = 0.95
+    value_weight: float = 0.5
+    entropy_weight: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_choice(self.name, SURROGATES, "objective.name")
+        check_choice(self.advantage, ADVANTAGES, "objective.advantage")
+        if self.name == "vtrace" and self.advantage != "gae":
+            raise ValueError(
+                f"objective.advantage is {self.advantage!r}, but 'vtrace' needs values, as 'gae' "
+                f"has them; set it to 'gae', or choose another objective.name."
+            )
+        if not 0 < self.clip < 1 or not self.truncation >= 1:
+            raise ValueError(
+                f"objective.clip is {self.clip} and truncation {self.truncation}; expected a clip "
+                f"between 0 and 1, and a truncation of at least 1, so that fresh data keeps its "
+                f"weight."
+            )
+        if not 0 <= self.discount <= 1 or not 0 <= self.gae_lambda <= 1:
+            raise ValueError(
+                f"objective.discount is {self.discount} and gae_lambda {self.gae_lambda}; expected "
+                f"both from 0 to 1."
+            )
+        check_least({"objective.value_weight": (self.value_weight, 0)})
+        check_finite("objective", self, "value_weight", "entropy_weight")
 
 
 class Terms(NamedTuple):
@@ -66,9 +116,8 @@ def objective(
         itself, as it is before the first update of a step.
 
     Raises:
-      ValueError: the configuration is out of range.
+      ValueError: a user's function does not return a Surrogate.
     """
-    check(config)
     rows, horizon, dims = acted.shape
     apart = {"chunk": 1, "action": horizon, "token": horizon * dims}[config.ratio]
     ratios = acted.reshape(rows, apart, -1).any(-1)
@@ -83,9 +132,15 @@ def objective(
         return jnp.clip(each.reshape(rows, apart, -1).sum(-1), -LIMIT, LIMIT)
 
     whole = log_ratio(log_prob, behaviour)
-    gain, clipped, truncated = SURROGATES[config.name](
+    surrogate = by_name(config.name, SURROGATES, "objective.name")(
         whole, log_ratio(log_prob, near), log_ratio(near, behaviour), advantage[:, None], config
     )
+    if not isinstance(surrogate, Surrogate):
+        raise ValueError(
+            f"objective.name is '{config.name}', whose function returns "
+            f"{type(surrogate).__name__}; it must return an rl.objectives.Surrogate."
+        )
+    gain, clipped, truncated = surrogate
     counted = jnp.where(ratios, weight[:, None], 0)
     importance = jax.lax.stop_gradient(jnp.exp(whole))
     per_ratio = {
@@ -202,27 +257,21 @@ SURROGATES: dict[str, Callable[..., Surrogate]] = {
 }
 
 
-def check(config: ObjectiveConfig) -> None:
-    """Raises ValueError if the configuration makes no sense."""
-    if config.name not in SURROGATES:
+def advantage_of(config: ObjectiveConfig) -> Advantage:
+    """The advantages that the learner learns from.
+
+    Raises:
+      ValueError, FileNotFoundError: a user's file is missing, or has no Advantage of that name.
+    """
+    if config.name == "vtrace":
+        return VTRACE
+    found = by_name(config.advantage, ADVANTAGES, "objective.advantage")
+    if not isinstance(found, Advantage):
         raise ValueError(
-            f"objective.name is {config.name!r}; expected one of {', '.join(SURROGATES)}."
+            f"objective.advantage is '{config.advantage}', which is {type(found).__name__}; it "
+            f"must be an rl.advantages.Advantage."
         )
-    if config.name == "vtrace" and config.advantage != "gae":
-        raise ValueError(
-            f"objective.advantage is {config.advantage!r}, but 'vtrace' needs values, which only "
-            f"'gae' has; set it to 'gae', or choose another objective.name."
-        )
-    if not 0 < config.clip < 1 or not config.truncation >= 1:
-        raise ValueError(
-            f"objective.clip is {config.clip} and truncation {config.truncation}; expected a clip "
-            f"between 0 and 1, and a truncation of at least 1, so that fresh data keeps its weight."
-        )
-    if not 0 <= config.discount <= 1 or not 0 <= config.gae_lambda <= 1:
-        raise ValueError(
-            f"objective.discount is {config.discount} and gae_lambda {config.gae_lambda}; expected "
-            f"both from 0 to 1."
-        )
+    return found
 
 
 def combine(one: Terms, other: Terms) -> Terms:

@@ -1,14 +1,14 @@
 """A run of RL from a supervised policy, or from its own last checkpoint, to an orderly end,
 whatever ends it; its placement decides where acting and learning happen.
 
-Checkpoints are like those of any run: they hold the acting policy as supervised training does, so
-that evaluation and serving can read it. All else that the run needs to resume is beside it.
+The shell is that of any run (`parallel.shell`). Checkpoints hold the acting policy as supervised
+training does, so that evaluation and serving can read it. All else that the run needs to resume is
+beside it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,16 +16,14 @@ from models.checkpoints import own
 from models.files.terminal import Console
 from parallel import checkpoint
 from parallel.hooks import Hook, due
-from parallel.hosts.stop import StopSignals
 from parallel.hosts.watchdog import note
-from parallel.monitor.metrics import MetricsWriter, set_damaged_metrics_aside
+from parallel.monitor.metrics import MetricsWriter
 from parallel.monitor.progress import StepBar
 from parallel.monitor.step_trace import StepTrace, traced_steps
-from parallel.runs.log_failure import LogFailure
 from parallel.runs.position import NoPosition
-from parallel.runs.run_folder import Run, check_folder, check_steps_made, note_saved, write_config
-from parallel.runs.run_lock import locked
-from parallel.trackers.trackers import Trackers
+from parallel.runs.retention import Retention
+from parallel.runs.run_folder import Run
+from parallel.shell import Shell, in_shell
 from rl.config import RlConfig
 from rl.environment import FIELD, check_environment
 
@@ -76,12 +74,13 @@ def improve(
     config: RlConfig,
     console: Console,
     *,
-    resume: bool = False,
+    keep: Retention | None = None,
     hooks: Sequence[Hook[Params]] = (),
     track: Sequence[str] = (),
 ) -> RlResult:
     """Makes `config.steps` steps, saving on the way, at the end and when told to stop.
 
+    `keep` selects the checkpoints that stay; by default, as the config says, but without a best.
     `hooks` get the policy's parameters, and must copy them and return. Those with `ends` are called
     before the first step, and each is called when it is due. `track` names trackers, see
     `parallel.trackers.tracker.find_tracker`.
@@ -90,50 +89,25 @@ def improve(
     interrupts at once.
 
     Raises:
-      ValueError: the folder holds a run and `resume` is false, another run is at work in it
-        (InUse), or its checkpoint is of another run, was learned in another environment or has more
-        steps than `config.steps`.
-      FileNotFoundError: `resume` is true but the folder holds no run, or its checkpoints are
-        missing.
+      ValueError: the run's checkpoint is of another run, was learned in another environment or has
+        more steps than `config.steps`.
+      FileNotFoundError: all of its checkpoints are damaged.
+      OSError: as `advance`.
     """
-    check_folder(run.directory, resume)
-    folder = run.directory / "checkpoints"
-    with ExitStack() as stack:
-        stack.enter_context(locked(run.directory, console))
-        check_folder(run.directory, resume)  # another run may have ended there meanwhile
-        stop = stack.enter_context(StopSignals())
-        note("loading")
-        place = stack.enter_context(build())
-        saved = checkpoint.newest_good(folder, console) if resume else None
-        if saved is not None:
-            restore(place, folder / str(saved), console)
-        done = saved or 0
-        check_steps_made(run.directory, done, config.steps)
-        if resume:
-            console.print(
-                f"Resuming {run.directory} at step {done} of {config.steps}.", soft_wrap=True
-            )
-        write_config(run)
-        if saved is not None:
-            note_saved(run.directory, saved)
-        note("evaluating")
-        for hook in hooks:
-            if done == 0 and hook.ends and hook.every:
-                hook.call(0, place.state()["ema"], stop.should_stop)
-        trackers = stack.enter_context(Trackers(track, run.directory, run.config, resume, console))
-        result = advance(
-            place,
-            run,
-            config,
-            console,
-            done=done,
-            until=config.steps,
-            stop=stop,
-            hooks=hooks,
-            trackers=trackers,
-        )
-        trackers.outcome = "finished" if result.finished else "stopped"
-        return result
+    keep = keep or Retention(config.keep, config.keep_every)
+    with in_shell(run, config.steps, keep, console, hooks=hooks, track=track) as shell:
+        done = shell.newest() or 0
+        with build() as place:
+            if shell.saved is not None:
+                restore(place, shell.folder / str(done), console)
+            begin(shell, place)
+            note("evaluating")
+            for hook in hooks:
+                if done == 0 and hook.ends and hook.every:
+                    hook.call(0, place.state()["ema"], shell.stop.should_stop)
+            result = advance(place, shell, config, config.steps)
+            console.print(shell.ledger.account.report(), soft_wrap=True, highlight=False)
+            return result
 
 
 def restore(place: Placement, path: Path, console: Console) -> None:
@@ -151,99 +125,90 @@ def restore(place: Placement, path: Path, console: Console) -> None:
         raise NoPosition(path, error) from None
 
 
+def begin(shell: Shell, place: Placement) -> None:
+    """Begins a run whose checkpoints also say in which environment it learns."""
+    shell.begin({**shell.run.config, FIELD: place.environment})
+
+
 def advance(
     place: Placement,
-    run: Run,
+    shell: Shell,
     config: RlConfig,
-    console: Console,
-    *,
-    done: int,
     until: int,
-    stop: StopSignals,
-    hooks: Sequence[Hook[Params]] = (),
     doing: str = "improving",
-    trackers: Trackers | None = None,
+    compiled: bool = False,
 ) -> RlResult:
-    """Lets a placement that has made `done` steps, which are saved, continue to step `until`;
-    otherwise as `improve`.
+    """Lets a placement continue from the shell's last checkpoint to step `until`, and ends the
+    shell's run there or where it is told to stop.
+
+    Args:
+      compiled: the placement has made steps before. If not, its first is counted as compilation.
 
     Raises:
-      OSError: a save failed, or the logs could not be written, and then the last step is saved.
+      OSError: a save failed, the logs could not be written, and then the last step is saved; or the
+        last checkpoint did not arrive in the mirror.
     """
-    saved, failure = done, LogFailure()
-    wanted = traced_steps(config.profile, config.steps, "profile")
+    done, console, failure = shell.saved or 0, shell.console, shell.failure
     if done >= until:
+        shell.end(done, finished=True)
         return RlResult(place.state()["ema"], done, finished=True)
+    directory, ledger = shell.run.directory, shell.ledger
+    wanted = traced_steps(config.profile, config.steps, "profile")
+    ledger.begin(done)
     with ExitStack() as stack:
-        folder = run.directory / "checkpoints"
-        set_damaged_metrics_aside(run.directory, console)
-        writer = stack.enter_context(
-            checkpoint.CheckpointWriter(
-                folder,
-                {**run.config, FIELD: place.environment},
-                run.assets,
-                on_saved=partial(note_saved, run.directory),
-                console=console,
-            )
-        )
-        metrics = stack.enter_context(MetricsWriter(run.directory, done, trackers))
+        metrics = stack.enter_context(MetricsWriter(directory, done, shell.trackers))
         bar = stack.enter_context(StepBar(console, doing, done, until))
-
-        trace = stack.enter_context(StepTrace(wanted, run.directory, done, console, failure))
+        trace = stack.enter_context(StepTrace(wanted, directory, done, console, failure))
 
         def stopping() -> bool:
-            return stop.should_stop() or failure.error is not None
+            return shell.stop.should_stop() or failure.error is not None
 
-        def save() -> None:
-            nonlocal saved
-            note("saving")
-            with failure.kept():
-                metrics.sync()  # so that metrics never lag a checkpoint
-            seconds = writer.save(done, place.state(), place.record())
-            saved = done
-            with failure.kept():
-                metrics.write(done - 1, {"save_blocking_seconds": seconds})
-
-        def on_step(found: dict[str, float]) -> None:
-            nonlocal done
-            writer.check()
-            done += 1
-            note("training", done)
+        def turn() -> None:
             if trace.turns(done):
                 trace.turn()
-            for hook in hooks:
-                if hook.due(done, until):
-                    note("evaluating")
-                    with failure.kept():
-                        found = found | hook.call(done, place.state()["ema"], stopping)
+                ledger.spend("profile")
+
+        def write(found: Mapping[str, float]) -> None:
             with failure.kept():
-                metrics.write(done - 1, found)
+                metrics.write(done - 1, dict(found))
+
+        def save() -> None:
+            write(shell.save(done, place.state(), place.record(), metrics.sync))
+
+        def on_step(found: dict[str, float]) -> None:
+            nonlocal done, compiled
+            shell.checkpoints.check()
+            done += 1
+            if not compiled:
+                ledger.spend("compile")
+            compiled = True
+            ledger.spend("step")
+            with failure.kept():
+                ledger.made(done)
+            note("training", done)
+            turn()
+            if shell.due(done):
+                found = found | shell.evaluate(done, place.state()["ema"], stopping)
+            write(found)
             if done == until or due(done, config.save_every):
                 save()
             said = [says.format(found[name]) for name, says in _SAID.items() if name in found]
             bar.show(done, ", ".join(said))
             note("training")
 
-        if trace.turns(done):
-            trace.turn()
+        turn()
+        ledger.spend("start")
         note("compiling", done)  # on the way to the first step
         place.run(on_step, stopping, until)
         trace.close()
         note("saving")
-        try:
-            if done != saved:
+        with failure.first():
+            if done != (shell.saved or 0):
                 save()
-            writer.wait()
-        except OSError as error:
-            if failure.error is None:
-                raise
-            raise failure.final(str(error)) from error
-        if failure.error is not None:
-            raise failure.final(
-                f"The run was stopped after step {done} of {config.steps}, saved in {folder}; "
-                f"--resume then continues from there."
-            )
-        return RlResult(place.state()["ema"], done, finished=done >= until)
+            shell.checkpoints.wait()
+        ledger.spend("checkpoint")
+    shell.end(done, done >= until)
+    return RlResult(place.state()["ema"], done, finished=done >= until)
 
 
 _SAID = {

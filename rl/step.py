@@ -23,8 +23,16 @@ from models.sharding import Rules
 from parallel.mesh import make_mesh, replicated
 from parallel.optimizer import OptimizerConfig, at_step, select
 from parallel.step import Metrics, TrainState, abstract_state_of, apply_gradients, state_from
-from rl.config import LearnerConfig, ObjectiveConfig
-from rl.objectives import Terms, combine, objective, summary, value_loss
+from rl.config import LearnerConfig
+from rl.objectives import (
+    ObjectiveConfig,
+    Terms,
+    advantage_of,
+    combine,
+    objective,
+    summary,
+    value_loss,
+)
 from rl.records import Experience, SampledChunk
 
 Params = Any
@@ -162,7 +170,7 @@ def loss_terms(
     )
     sums = terms.sums | {"entropy": jnp.sum(entropy * weight)}
     loss = terms.loss - config.entropy_weight * sums["entropy"]
-    if config.advantage == "gae":
+    if advantage_of(config).values:
         sums["value_loss"] = value_loss(value, target, weight)
         sums["target"] = jnp.sum(target * weight)
         sums["target_squared"] = jnp.sum(target**2 * weight)
@@ -254,8 +262,8 @@ class StepFunctions:
         found = self.log_prob(
             fill(wanted, params), experience.batch, experience.drawn, experience.observed
         )
-        from_values = self.objective.advantage == "gae"
         worth = experience.advantage
+        from_values = advantage_of(self.objective).values
         scaled = replace(experience, advantage=worth / scale_of(scale) if from_values else worth)
         terms = loss_terms(self.objective, found, scaled, version, proximal)
         square = jnp.sum(worth**2 * experience.weight)

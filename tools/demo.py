@@ -139,8 +139,7 @@ def _check(config: DemoConfig, preset: RunConfig, episodes: int) -> None:
     mesh = make_mesh(preset.mesh)
     if not 0 <= config.seed < RECORDINGS:
         raise ValueError(f"seed is {config.seed}; choose one of 0 … {RECORDINGS - 1}.")
-    fresh = config.out / "never"
-    check_start(fresh, False, preset.rows.number, mesh, preset.trainer, preset.optimizer)
+    check_start(preset.rows.number, mesh, preset.trainer, preset.optimizer)
 
 
 def _make_room(config: DemoConfig) -> None:

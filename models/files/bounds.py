@@ -5,6 +5,7 @@ stranger: a size of 0 or a billion, a robot with a path for its name. Configs an
 it when they are created, before an array is allocated or a file is opened by that name.
 """
 
+import math
 import numbers
 from collections.abc import Mapping
 from typing import Any
@@ -41,6 +42,13 @@ def check_least(least: Mapping[str, tuple[float, float]]) -> None:
     for name, (value, smallest) in least.items():
         if not value >= smallest:
             raise ValueError(f"{name} is {value}; it must be at least {smallest}.")
+
+
+def check_finite(where: str, config: object, *names: str) -> None:
+    """Raises ValueError unless these fields of a config that is called `where` are finite."""
+    for name in names:
+        if not math.isfinite(value := getattr(config, name)):
+            raise ValueError(f"{where}.{name} is {value}; it must be a finite number.")
 
 
 def check_decoder(where: str, config: Any) -> None:

@@ -7,6 +7,7 @@ from anyone, so it needs consent first (data/mixture/trust.py).
 
 import hashlib
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -42,6 +43,29 @@ def named_in_file(where: str) -> Any:
     if not hasattr(module, name):
         raise ValueError(f"{path} has no '{name}'.")
     return getattr(module, name)
+
+
+def check_choice(name: str, table: Mapping[str, Any], field: str) -> None:
+    """Raises ValueError unless `by_name` could find an object of that name; no file runs."""
+    if name not in table and ".py:" not in name:
+        raise ValueError(
+            f"{field} is '{name}'; choose one of {', '.join(sorted(table))}, or give "
+            f"path/to/file.py:NAME."
+        )
+
+
+def by_name(name: str, table: Mapping[str, T], field: str) -> T:
+    """The table's object of that name, or the one at `path/to/file.py:NAME`; the file runs.
+
+    Args:
+      field: name of the setting, for messages.
+
+    Raises:
+      FileNotFoundError: the file is missing.
+      ValueError: neither the table nor the file has the name.
+    """
+    check_choice(name, table, field)
+    return table[name] if name in table else named_in_file(name)
 
 
 def load(where: str, kind: type[T], what: str) -> T:

@@ -9,6 +9,7 @@ seconds sum to the elapsed time.
 import json
 import os
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,6 +111,18 @@ def read_account(directory: Path) -> Account:
     for line in read_lines(Path(directory) / FILE_NAME, is_line):
         account.add(line)
     return account
+
+
+def total(accounts: Iterable[Account]) -> Account:
+    """The account of runs that took turns, without the time in which each was stopped."""
+    whole = Account()
+    for account in accounts:
+        whole.steps += account.steps
+        whole.lost_steps += account.lost_steps
+        whole.starts += account.starts
+        for cause, seconds in account.seconds.items():
+            whole.seconds[cause] += seconds if cause != "stopped" else 0.0
+    return whole
 
 
 def set_damaged_account_aside(directory: Path, console: Console) -> None:

@@ -24,6 +24,16 @@ class LogFailure:
         except OSError as error:
             self.error = self.error or error
 
+    @contextmanager
+    def first(self) -> Iterator[None]:
+        """Says, before an error of the block, what could not be written earlier."""
+        try:
+            yield
+        except OSError as error:
+            if self.error is None:
+                raise
+            raise self.final(str(error)) from error
+
     def final(self, outcome: str) -> OSError:
         """The error to end the run with: it says what failed, then the `outcome` of the run. An
         error that may be a fault of the code is returned unchanged."""

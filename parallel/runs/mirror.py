@@ -20,12 +20,19 @@ from models.files.on_disk import to_disk
 from models.files.terminal import Console
 from parallel.hosts.agreement import agree
 from parallel.hosts.watchdog import alive
-from parallel.retention import Retention
 from parallel.runs.atomic import replace_text
+from parallel.runs.retention import Retention
 from parallel.runs.run_folder import CONFIG_NAME, ORIGIN_NAME, note_saved
 
 _STEP = re.compile(r"checkpoints/(\d+)/(.+)")
-_LOGS = ("metrics.jsonl", "goodput.jsonl", "closed_loop.jsonl", "trackers.json", ORIGIN_NAME)
+_LOGS = (
+    "metrics.jsonl",
+    "goodput.jsonl",
+    "closed_loop.jsonl",
+    "population.jsonl",
+    "trackers.json",
+    ORIGIN_NAME,
+)
 _FETCHING = ".orbax-checkpoint-tmp-fetching"
 """Mark of a checkpoint that a killed run left partly fetched; the next writer removes it."""
 

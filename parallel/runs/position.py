@@ -30,12 +30,12 @@ class NoPosition(ValueError):
         )
 
 
-def at_data(data: Json, offset: int, bad_steps: Json, owed: bool = False) -> Json:
+def at_data(data: Json, offset: int, bad_steps: Json, pending: bool = False) -> Json:
     """A training run's position: the position in the data, the number of batches by which the data
-    is ahead of the steps, the record of `Spikes` and, with `owed`, that a stop prevented the
-    evaluation due at this step."""
+    is ahead of the steps, the record of `Spikes` and, as "owed", whether the evaluation of this
+    step is `pending`, because a stop prevented it."""
     found = {"data": data, "offset": offset, "bad_steps": bad_steps}
-    return found | {"owed": True} if owed else found
+    return found | {"owed": True} if pending else found
 
 
 def check_at_data(found: Json) -> None:

@@ -19,14 +19,29 @@ CONFIG_NAME, SAVED_NAME, ORIGIN_NAME = "config.json", "saved.json", "origin.json
 
 
 @dataclass(frozen=True)
+class RunFolder:
+    """A run's folder that no other run can enter, see `parallel.shell.opened`. `resume`: it holds a
+    run, which goes on. `mirror`: URL of the folder where its checkpoints are also kept."""
+
+    directory: Path
+    resume: bool = False
+    mirror: str | None = None
+
+
+@dataclass(frozen=True)
 class Run:
     """A run's folder, and the JSON values that its checkpoints carry besides the state. `origin`
     tells people where the run comes from: `preset`, `data` and similar, as text."""
 
-    directory: Path
+    folder: RunFolder
     config: Json
     assets: Json
     origin: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def directory(self) -> Path:
+        """Path of the folder."""
+        return self.folder.directory
 
 
 def check_folder(directory: Path, resume: bool) -> None:

@@ -14,26 +14,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Bool, Int, UInt32
 
 from models import Policy
 from models.layers.functional import Params, fill, only
 from parallel.optimizer import make_optimizer, select
 from rl import flow_policy
-from rl.checks import check_kept, unread
+from rl.checks import check_kept, check_named
 from rl.config import RlConfig
 from rl.device.unroll import PolicyEnvs, Traceable, Unroll
-from rl.objectives import Terms, check
+from rl.objectives import Terms, advantage_of
 from rl.records import Experience
 from rl.step import loss_terms
 from sim.protocol import TRAIN_SEEDS, State
 
 _SHUFFLE = 2
-_IGNORED = {
-    "rollout": ("groups", "group", "staleness", "deadline", "inference_devices", "snapshots"),
-    "learner": ("micro",),
-}
-"""Settings of acting and learning on the host."""
 
 
 @jax.tree_util.register_dataclass
@@ -53,13 +48,12 @@ class Colocated:
     """One run's program.
 
     Raises:
-      ValueError: the policy does not fit the environment, or the configuration asks for what this
-        placement lacks (group advantages, averaged parameters, tickets, staleness or
-        micro-batches), for unrolls that are too long, or for minibatches that do not divide them.
+      ValueError: the policy does not fit the environment, or the configuration asks for advantages
+        that this placement cannot compute, or for unrolls that are too long.
     """
 
     def __init__(self, policy: Policy, env: Traceable, config: RlConfig) -> None:
-        _check(config)
+        check_named(config)
         self._env, self._model, self._config = env, policy.model, config
         self._envs = PolicyEnvs(env, policy, config)
         updates = config.steps * config.learner.epochs * config.learner.minibatches
@@ -142,7 +136,10 @@ class Colocated:
     def _experience(self, state: ColocatedState, unroll: Unroll) -> Experience:
         """Decisions along one axis, with advantages in units of their root mean square."""
         chosen = self._config.objective
-        advantage = advantages(unroll, chosen.discount, chosen.gae_lambda)
+        on_device = advantage_of(chosen).on_device
+        assert on_device is not None  # as the config has checked
+        ended = unroll.terminated | unroll.truncated
+        advantage = on_device(unroll.reward, unroll.drawn.value, unroll.following, ended, chosen)
         scale = jnp.sqrt(jnp.mean(advantage**2)) + 1e-8
 
         def flat(x: Array) -> Array:
@@ -198,19 +195,6 @@ class Colocated:
         return jax.tree.map(lambda x, y: jnp.where(finite, x, y), after, before), metrics
 
 
-def advantages(unroll: Unroll, discount: float, gae_lambda: float) -> Float[Array, "t n"]:
-    """Advantages of the chunks: A = δ + γλ A' within an episode, δ = R + γ V' - V (generalized
-    advantage estimation, Schulman et al., arXiv 1506.02438), where V' is `unroll.following`."""
-    delta = unroll.reward + discount * unroll.following - unroll.drawn.value
-    decay = discount * gae_lambda * ~(unroll.terminated | unroll.truncated)
-
-    def back(later: Array, chunk: tuple[Array, Array]) -> tuple[Array, Array]:
-        advantage = chunk[0] + chunk[1] * later
-        return advantage, advantage
-
-    return jax.lax.scan(back, jnp.zeros_like(delta[0]), (delta, decay), reverse=True)[1]
-
-
 def env_seeds(config: RlConfig) -> UInt32[np.ndarray, " n"]:
     """Seeds of each env's episodes; none is one that policies are evaluated on."""
     envs = range(config.colocated.envs)
@@ -238,29 +222,3 @@ def _outcomes(unroll: Unroll, experience: Experience) -> dict[str, Array]:
         "advantage_rms": jnp.sqrt(jnp.mean(surprise**2)),
         "explained_variance": 1 - jnp.var(surprise) / (jnp.var(target) + 1e-8),
     }
-
-
-def _check(config: RlConfig) -> None:
-    own, parts = config.colocated, config.learner.minibatches
-    check(config.objective)
-    if config.objective.advantage != "gae" or config.objective.name == "vtrace":
-        raise ValueError(
-            f"objective.name is '{config.objective.name}' with advantage "
-            f"'{config.objective.advantage}', but placement 'colocated' has no groups of episodes, "
-            f"and always acts with the newest policy; use 'ppo' with 'gae', or placement 'host'."
-        )
-    ignored = unread(config, _IGNORED)
-    if config.learner.optimizer.ema_decay:
-        ignored.append(f"learner.optimizer.ema_decay = {config.learner.optimizer.ema_decay}")
-    if ignored:
-        raise ValueError(
-            f"placement 'colocated' acts and learns in one program, which ignores "
-            f"{', '.join(ignored)}; leave these options at their defaults, or set placement to "
-            f"'host'."
-        )
-    decisions = own.envs * own.unroll
-    if own.envs < 1 or parts < 1 or decisions % parts:
-        raise ValueError(
-            f"colocated.envs × unroll is {decisions} decisions, which cannot be split into "
-            f"{parts} equal learner.minibatches; change one of the three."
-        )

@@ -22,6 +22,7 @@ from models.robot_policy import RobotPolicy
 from rl import flow_policy
 from rl.config import RlConfig
 from rl.records import SampledChunk
+from rl.rewards import reward_of
 from sim.environments.device_slots import spec_of
 from sim.environments.grouped import restarted
 from sim.protocol import Environment, Observation, Scene, State, Transition
@@ -170,8 +171,9 @@ class PolicyEnvs:
         following = jnp.concatenate([drawn.value[1:], coming[None]])
         following = jnp.where(last.truncated, final, following)
         mask = self._robot.acted(acted, drawn.actions.shape[2:])
-        sparse = self.config.rollout.reward == "success"
-        earned = steps.happened.terminated * 1.0 if sparse else steps.happened.reward
+        earned = reward_of(self.config.rollout.reward)(
+            jnp.asarray(steps.happened.reward), steps.happened.terminated * 1.0
+        )
         return Unroll(
             batch=replace(told.batch, action_mask=mask[:, :, None]),
             drawn=drawn,

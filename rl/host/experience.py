@@ -10,9 +10,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from models.inputs.packed_batch import PackedBatch, Sample
-from rl.advantages import Worth, gae, group, vtrace
-from rl.config import ObjectiveConfig
-from rl.objectives import LIMIT, check
+from rl.advantages import Advantage, ValuedEpisode
+from rl.objectives import LIMIT, ObjectiveConfig, advantage_of
 from rl.records import Decision, Experience, SampledChunk, Ticket, Trajectory
 
 Pack = Callable[[list[Sample]], PackedBatch]
@@ -57,13 +56,13 @@ def micro_batches(
 
     Args:
       tickets: those of one step; the iterable may wait for each.
-      evaluate: for V-trace: evaluates the policy at the beginning of the step.
+      evaluate: evaluates the policy at the beginning of the step, for V-trace and other advantages
+        that are `reevaluated`.
 
     Raises:
-      ValueError: the configuration makes no sense, or a reward, value or log-probability is not
+      ValueError: `evaluate` is missing, or a reward, value or log-probability is not
         finite; names ticket, episode and decision.
     """
-    check(config)
     waiting: list[_Row] = []
     for ticket in tickets:
         waiting += _assessed(ticket, pack, config, size, evaluate)
@@ -78,42 +77,41 @@ def _assessed(
     ticket: Ticket, pack: Pack, config: ObjectiveConfig, size: int, evaluate: Evaluate | None
 ) -> list[_Row]:
     _check_finite(ticket)
-    if config.advantage == "group":
-        returns = [sum(float(d.reward.sum()) for d in t.decisions) for t in ticket.trajectories]
-        lengths = [len(t.decisions) for t in ticket.trajectories]
-        against = group(np.array(returns))
-        worths = [Worth(np.full(n, a), np.zeros(n)) for n, a in zip(lengths, against, strict=True)]
-        weights = [1 / n for n in lengths]
-    else:
-        worths = [
-            _worth(ticket.number, t, pack, config, size, evaluate) for t in ticket.trajectories
-        ]
-        weights = [1.0] * len(worths)
+    chosen, number = advantage_of(config), ticket.number
+    episodes = [_episode(number, t, pack, chosen, size, evaluate) for t in ticket.trajectories]
+    found = chosen.episodes(episodes, config)
+    lengths = [len(t.decisions) for t in ticket.trajectories]
+    if [(len(one.advantage), len(one.target)) for one in found] != [(n, n) for n in lengths]:
+        raise ValueError(
+            f"objective.advantage is '{config.advantage}', which does not return an advantage and "
+            f"a target for each decision of each episode; ticket {number} has episodes of "
+            f"{lengths} decisions."
+        )
+    weights = [1 / n if chosen.by_episode else 1.0 for n in lengths]
     return [
-        _Row(ticket.number, decision, float(advantage), float(target), weight)
-        for trajectory, worth, weight in zip(ticket.trajectories, worths, weights, strict=True)
-        for decision, advantage, target in zip(trajectory.decisions, *worth, strict=True)
+        _Row(number, decision, float(advantage), float(target), weight)
+        for trajectory, one, weight in zip(ticket.trajectories, found, weights, strict=True)
+        for decision, advantage, target in zip(trajectory.decisions, *one, strict=True)
     ]
 
 
-def _worth(
+def _episode(
     number: int,
     trajectory: Trajectory,
     pack: Pack,
-    config: ObjectiveConfig,
+    chosen: Advantage,
     size: int,
     evaluate: Evaluate | None,
-) -> Worth:
+) -> ValuedEpisode:
     decisions = trajectory.decisions
     rewards = np.array([float(d.reward.sum()) for d in decisions])
-    if config.name != "vtrace":
+    if not chosen.reevaluated:
         final = 0.0 if trajectory.terminated else trajectory.final_value
-        values = np.array([float(d.drawn.value) for d in decisions])
-        return gae(rewards, values, final, config.discount, config.gae_lambda)
+        return ValuedEpisode(rewards, np.array([float(d.drawn.value) for d in decisions]), final)
     if evaluate is None:
         raise ValueError(
-            "objective.name is 'vtrace', whose advantages need the learner's policy; pass "
-            "Learner.evaluate to micro_batches."
+            "objective.name is 'vtrace', or another whose advantages need the learner's policy; "
+            "pass Learner.evaluate to micro_batches."
         )
     rows = [_Row(number, d) for d in decisions]
     if not trajectory.terminated:
@@ -122,8 +120,7 @@ def _worth(
     values, ratios = _evaluated(rows, pack, size, evaluate)
     count = len(decisions)
     final = 0.0 if trajectory.terminated else float(values[count])
-    bounds = config.discount, config.gae_lambda, config.truncation
-    return vtrace(rewards, values[:count], final, ratios[:count], *bounds)
+    return ValuedEpisode(rewards, values[:count], final, ratios[:count])
 
 
 def _evaluated(

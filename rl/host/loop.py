@@ -25,6 +25,7 @@ from rl.host.staleness import StalenessControl
 from rl.host.trajectory_buffer import Counts, TrajectoryBuffer
 from rl.host.weights import Weights, WeightsReader
 from rl.records import Ticket
+from rl.rewards import reward_of
 from sim.protocol import Slots, Start
 
 _ENDING = 8.0
@@ -330,7 +331,7 @@ class _Host:
             self.staleness_control,
             self.trajectories,
             replan_steps=config.rollout.replan_steps,
-            sparse=config.rollout.reward == "success",
+            reward=reward_of(config.rollout.reward),
             values=config.values,
             together=not config.each,
             timeline=self._clock,

@@ -39,6 +39,7 @@ from rl.host.starts import training_seeds
 from rl.host.timeline import Summary, Timeline
 from rl.host.weights import Weights
 from rl.learner import FlowLearner
+from rl.objectives import advantage_of
 from rl.step import abstract_learner_state, learner_state, optimizer_of
 from sim.protocol import Slots, Spec
 from sim.suite import Suite
@@ -119,7 +120,7 @@ class OnHost:
         self.environment = describe(elsewhere.spec if elsewhere else slots[0].spec, suite)
         self._acting_on = acting
         self._optimizer = optimizer_of(config.learner, config.steps)
-        self._values = config.objective.advantage == "gae"
+        self._values = advantage_of(config.objective).values
         key = jax.random.fold_in(jax.random.key(config.seed), 1)
         params = flow_policy.init(model, policy.params, key, config.flow, value=self._values)
         check_kept(model, params, config.learner)

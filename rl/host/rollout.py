@@ -27,6 +27,7 @@ from parallel.hosts.watchdog import alive
 from rl.host.staleness import GroupMember, StalenessControl
 from rl.host.trajectory_buffer import TrajectoryBuffer
 from rl.records import Decision, SampledChunk, Trajectory
+from rl.rewards import Reward
 from sim.acting import NotFinite
 from sim.protocol import Observation, Outcome, Slots, Spec
 
@@ -103,7 +104,7 @@ class Rollout:
         serve other rollouts too.
       prepare: `Actor.prepare`.
       replan_steps: steps executed of each chunk.
-      sparse: the only reward is 1, for the step at which the goal is first reached.
+      reward: see `rl.rewards`.
       values: the policy has a value head, which is asked about the last observation if time ran
         out.
       together: no slot continues before all have reported and been answered, as in synchronous RL;
@@ -120,7 +121,7 @@ class Rollout:
         trajectories: TrajectoryBuffer,
         *,
         replan_steps: int,
-        sparse: bool,
+        reward: Reward,
         values: bool = False,
         together: bool = False,
         timeline: SpanLog | None = None,
@@ -128,7 +129,7 @@ class Rollout:
     ) -> None:
         self._slots, self._batchers, self._prepare = slots, batchers, prepare
         self._admission, self._arrivals = staleness_control, trajectories
-        self._replan_steps, self._sparse, self._values = replan_steps, sparse, values
+        self._replan_steps, self._reward, self._values = replan_steps, reward, values
         self._together = together or slots.lockstep
         self._timeline, self._first = timeline or Untimed(), first
         self._free = deque(range(slots.count))
@@ -285,7 +286,7 @@ class Rollout:
             self._arrivals.rerun(episode.place)
             self._begin(slot, _Episode(episode.place, episode.reruns + 1))
             return
-        episode.add(outcome, spec, self._sparse)
+        episode.add(outcome, spec, self._reward)
         if not episode.prompt:
             episode.prompt = spec.wording(outcome.goal, episode.place.start.seed)
         if not outcome.ended:
@@ -351,7 +352,7 @@ class _Episode:
         """Description of the place for errors."""
         return f"Task '{self.place.start.task}', seed {self.place.start.seed}, step {self.steps}"
 
-    def add(self, outcome: Outcome, spec: Spec, sparse: bool) -> None:
+    def add(self, outcome: Outcome, spec: Spec, of_steps: Reward) -> None:
         """Records the outcome of the last chunk, or of the beginning."""
         for what, found in (("reward", outcome.reward), ("state", outcome.observation.state)):
             if not np.isfinite(found).all():
@@ -360,10 +361,10 @@ class _Episode:
                     f"after this step; expected finite numbers, so check how the task computes it."
                 )
         self.seen = outcome.observation
-        reward = np.asarray(outcome.reward, np.float32)
-        if sparse:
-            reward = np.zeros_like(reward)
-            reward[-1:] = outcome.success and not self.success
+        suite = np.asarray(outcome.reward, np.float32)
+        reached = np.zeros_like(suite)
+        reached[-1:] = outcome.success and not self.success
+        reward = np.asarray(of_steps(suite, reached), np.float32)
         self.success |= outcome.success
         if self.answered is None:
             return

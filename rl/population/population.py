@@ -19,7 +19,6 @@ from models.files.terminal import Console
 from parallel.optimizer import make_schedule
 from parallel.runs.atomic import replace_text
 from parallel.runs.json_lines import read_lines, set_damage_aside
-from rl.checks import check_config
 from rl.config import RlConfig
 from rl.step import optimizer_of
 
@@ -244,7 +243,6 @@ def _scaled(name: str, value: float, factor: float) -> float:
 def _check(config: RlConfig) -> None:
     """Raises ValueError for numbers that a run would refuse."""
     make_schedule(optimizer_of(config.learner, config.steps))
-    check_config(config)
 
 
 def _check_tuned(name: str, config: RlConfig) -> None:

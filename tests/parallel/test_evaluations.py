@@ -10,8 +10,9 @@ from parallel.evaluations import Evaluations
 from parallel.hooks import Hook
 from parallel.mesh import make_mesh
 from parallel.monitor.metrics import read_metrics
-from parallel.retention import Retention
-from parallel.trainer import Run, TrainerConfig, check_start, train
+from parallel.runs.retention import Retention
+from parallel.trainer import TrainerConfig, check_start
+from tests.helpers.parallel.opened import Run, train
 from tests.helpers.parallel.toy import OPTIMIZER, RULES, Denoiser, batches, position
 
 CONFIG = TrainerConfig(
@@ -102,9 +103,9 @@ def test_a_run_that_may_stop_early_keeps_the_best_that_it_names(tmp_path, capsys
         ),
     ],
 )
-def test_settings_by_which_nothing_could_be_judged_are_refused(tmp_path, changes, said):
+def test_settings_by_which_nothing_could_be_judged_are_refused(changes, said):
     with pytest.raises(ValueError, match=said):
-        check_start(tmp_path, False, 8, make_mesh(), replace(CONFIG, **changes), OPTIMIZER)
+        check_start(8, make_mesh(), replace(CONFIG, **changes), OPTIMIZER)
 
 
 def test_a_metric_that_evaluations_do_not_give_is_named_with_those_that_they_give():

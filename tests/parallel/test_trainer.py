@@ -13,7 +13,8 @@ from parallel.hooks import Hook
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.monitor.metrics import read_metrics
 from parallel.prefetch import Prefetcher
-from parallel.trainer import Run, TrainerConfig, check_start, train
+from parallel.trainer import TrainerConfig, check_start
+from tests.helpers.parallel.opened import Run, train
 from tests.helpers.parallel.toy import OPTIMIZER, RULES, Denoiser, batches, fed, losses, position
 
 MESH = make_mesh(MeshConfig(data=4, fsdp=2))
@@ -158,7 +159,7 @@ def test_settings_that_no_run_could_go_by_are_refused_before_anything_starts(
 ):
     config = replace(CONFIG, **changes)
     with pytest.raises(ValueError, match=rf"^trainer\.{said}"):
-        check_start(tmp_path / "run", False, 16, MESH, config, OPTIMIZER)
+        check_start(16, MESH, config, OPTIMIZER)
     with pytest.raises(ValueError, match=rf"^trainer\.{said}"):
         run(tmp_path / "run", config, source=None)
     assert not (tmp_path / "run").exists()

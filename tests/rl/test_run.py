@@ -1,6 +1,7 @@
 """A run of RL begins, ends and goes on, whatever acts and learns in it."""
 
 import os
+import shutil
 import signal
 from contextlib import nullcontext
 from dataclasses import replace
@@ -14,9 +15,11 @@ from models.checkpoints import own
 from parallel.checkpoint import CheckpointWriter
 from parallel.hooks import Hook
 from parallel.hosts import exits
-from parallel.trainer import Run
-from rl.run import improve
+from parallel.monitor.goodput import read_account
+from parallel.runs.retention import Retention
+from tests.helpers.parallel.opened import Run
 from tests.helpers.rl.counted import CONFIG, Counting, losses, run
+from tests.helpers.rl.opened import improve
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +168,61 @@ def test_metrics_are_on_disk_before_the_checkpoint_that_follows_them(tmp_path, m
 
     monkeypatch.setattr(CheckpointWriter, "save", saving)
     assert run(tmp_path, config=replace(CONFIG, steps=3)).finished
+
+
+def test_a_run_whose_disk_is_lost_goes_on_from_its_mirror_as_if_nothing_had_happened(
+    whole, tmp_path
+):
+    out, mirror = tmp_path / "run", str(tmp_path / "mirror")
+    run(out, config=replace(CONFIG, steps=4), mirror=mirror)
+    assert own.steps(tmp_path / "mirror" / "checkpoints")[-1] == 4
+    shutil.rmtree(out)
+    assert run(out, resume=True, mirror=mirror).finished
+    assert losses(out) == losses(whole[0])
+    assert own.steps(tmp_path / "mirror" / "checkpoints")[-1] == 7
+    assert read_account(tmp_path / "mirror").steps == 7
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_the_checkpoint_with_the_highest_success_stays_also_if_that_is_known_late(late, tmp_path):
+    """`late`: an evaluation ends with the next."""
+    success = {2: 0.2, 4: 0.9, 6: 0.9, 8: 0.4, 10: 0.1}
+    scores, pending = {}, set()
+
+    def evaluate(step, params, stopping):
+        pending.add(step)
+        for over in sorted(pending)[: len(pending) - late]:
+            scores[over] = 1 - success[over]
+            pending.discard(over)
+        return {}
+
+    keep = Retention(1, 0, scores, pending)
+    run(tmp_path, config=replace(CONFIG, steps=10), keep=keep, hooks=[Hook(2, evaluate)])
+    assert own.steps(tmp_path / "checkpoints") == [4, 10]
+    assert keep.best_of(own.steps(tmp_path / "checkpoints")) == 4
+
+
+def test_every_so_many_checkpoints_stay(tmp_path):
+    run(tmp_path, config=replace(CONFIG, save_every=1, keep=1, keep_every=3))
+    assert own.steps(tmp_path / "checkpoints") == [3, 6, 7]
+
+
+def test_a_run_accounts_for_its_time_over_all_its_starts(tmp_path):
+    console = Console(record=True, file=StringIO())
+    at, config = Run(tmp_path, {"rl": "a test"}, {}), replace(CONFIG, save_every=3)
+
+    def killed(step, should_stop):
+        if step == 5:
+            raise FloatingPointError("not finite")
+        return False
+
+    with pytest.raises(FloatingPointError):
+        improve(lambda: nullcontext(Counting(killed)), at, config, console)
+    improve(lambda: nullcontext(Counting()), at, config, console, resume=True)
+    account = read_account(tmp_path)
+    assert (account.steps, account.lost_steps, account.starts) == (7, 2, 2)
+    assert all(account.seconds[cause] > 0 for cause in ("step", "compile", "start", "checkpoint"))
+    assert "7 steps in 2 starts, 2 lost and repeated" in console.export_text()
 
 
 def test_a_record_that_no_placement_left_is_refused_by_checkpoint_and_field(tmp_path):

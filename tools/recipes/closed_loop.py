@@ -49,6 +49,10 @@ class ClosedLoop:
     Args:
       policy: the model with its processor; its parameters are not used.
 
+    Attributes:
+      scores: by step, what it lacked of success, for a `Retention`; on the first host.
+      pending: steps whose evaluation is not over yet.
+
     Raises:
       ValueError, FileNotFoundError: no such suite, task or starts, or the policy does not fit.
     """
@@ -58,6 +62,8 @@ class ClosedLoop:
     ) -> None:
         self._config = config
         self._directory, self._console = directory, console
+        self.scores: dict[int, float] = {}
+        self.pending: set[int] = set()
         self._lock = threading.Lock()
         self._waiting: tuple[int, Any] | None = None
         self._thread: threading.Thread | None = None
@@ -72,6 +78,8 @@ class ClosedLoop:
             with closing(self._suite.open(self._groups[0], 1, self._size)) as slots:
                 RobotPolicy.in_suite(policy, slots.spec)
             set_damaged_evaluations_aside(directory, console)
+            for line in read_closed_loop(directory):
+                self.scores[line["step"]] = 1 - line["success"]["rate"]
 
     def begin(self, step: int, state: TrainState, stopping: Callable[[], bool]) -> dict[str, float]:
         """`evaluate` of the averaged parameters, or nothing if the run is stopping."""
@@ -123,12 +131,14 @@ class ClosedLoop:
     def _put(self, step: int, params: Any) -> None:
         with self._lock:
             if self._waiting is not None:
+                self.pending.discard(self._waiting[0])
                 self._console.print(
                     f"Step {self._waiting[0]} was not evaluated in '{self._suite.name}', "
                     "because the previous evaluation took too long; evaluate less often or on "
                     "fewer episodes."
                 )
             self._waiting = step, params
+            self.pending.add(step)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="closed loop", daemon=True)
                 self._thread.start()
@@ -139,6 +149,8 @@ class ClosedLoop:
                 start = time.perf_counter()
                 step, found = waiting[0], self._evaluate(waiting[1])
                 note(self._directory, step, time.perf_counter() - start, found)
+                self.scores[step] = 1 - found.success.value
+                self.pending.discard(step)
                 self._console.print(f"After step {step}, '{self._suite.name}': {found.success}")
         except _Abandoned:
             pass

@@ -4,7 +4,6 @@ Call `run` from a notebook or a script; `python -m tools.rl` is its command line
 """
 
 import json
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,12 +18,15 @@ from models.config import from_json, model_config, to_json
 from models.files.own_file import run_file
 from models.files.terminal import Console
 from parallel.checkpoint import find
+from parallel.evaluations import check_judged
 from parallel.hooks import Hook
 from parallel.hosts.watchdog import note
-from parallel.runs.run_folder import CONFIG_NAME, Run, check_folder, read_config
-from parallel.runs.run_lock import locked
+from parallel.runs.mirror import put_logs
+from parallel.runs.retention import Retention
+from parallel.runs.run_folder import CONFIG_NAME, Run, RunFolder, read_config
+from parallel.shell import opened
 from parallel.trackers.trackers import check_trackers
-from rl.checks import check_config, check_policy, one_group
+from rl.checks import check_named, check_policy, one_group
 from rl.config import RlConfig
 from rl.environment import FIELD
 from rl.placements import place
@@ -51,6 +53,7 @@ _FREE = {
     "begun_from",
     "model.steps",
     *(f"rl.{name}" for name in ("steps", "eval_every", "save_every", "profile")),
+    *(f"rl.{name}" for name in ("keep", "keep_every", "keep_best")),
 }
 """Settings that a resumed run may change, as what it learns stays the same; its steps only if the
 schedule does not end with them. The model's Euler steps are `flow.steps`, but early runs kept those
@@ -68,6 +71,8 @@ class RlPaths:
     """Folder of the run."""
     resume: bool = False
     """Resume from the run's last checkpoint."""
+    mirror: str | None = None
+    """Folder (s3://…, gs://…) to copy the run's checkpoints to, as in tools.train."""
     family: Path | None = None
     """Python file that defines the model's family, if it is not one of ours; the file is run."""
     ray_address: str | None = None
@@ -94,16 +99,19 @@ def run(
       ValueError, FileNotFoundError: something does not fit; nothing has been written then.
     """
     note("preparing")
-    check_folder(paths.out, paths.resume)
     check_trackers(paths.track)
-    with locked(paths.out, console):
-        return _run(paths, config, console, population)
+    with opened(paths.out, paths.resume, console, paths.mirror) as folder:
+        return _run(paths, config, console, population, folder)
 
 
 def _run(
-    paths: RlPaths, config: RlConfig, console: Console, population: PopulationConfig
+    paths: RlPaths,
+    config: RlConfig,
+    console: Console,
+    population: PopulationConfig,
+    folder: RunFolder,
 ) -> RlResult | PopulationResult:
-    check_config(config)
+    check_named(config)
     together = replace(population, population=0) != ALONE or population.population not in (0, 1)
     if together:
         check_population(population, config)
@@ -117,6 +125,8 @@ def _run(
                 "placement is 'disaggregated', but a population's members share simulators in "
                 "this process; choose 'host' or 'colocated'."
             )
+    else:
+        check_judged(config.keep_best, 0, config.eval_every, config.save_every, prefix="")
     suite = load_suite(config.rollout.suite)
     tasks = one_group(suite, config.rollout.tasks)
     suite.judged(config.eval_episodes)
@@ -134,7 +144,7 @@ def _run(
     if together:
         chosen = replace(population, turn=turn_of(population, config))
         content["population"] = to_json(chosen)
-    if paths.resume:
+    if folder.resume:
         saved = read_config(paths.out, console)
         if saved is not None:
             saved.pop(FIELD, None)  # in the config of a checkpoint
@@ -146,11 +156,9 @@ def _run(
             before, optimizer = saved["rl"]["steps"], config.learner.optimizer
             check_more_steps(paths.out / CONFIG_NAME, before, config.steps, optimizer, "learner.")
     origin = {"preset": paths.preset, "data": config.rollout.suite}
-    made = Run(paths.out, content, _assets(paths.checkpoint, policy), origin)
+    made = Run(folder, content, _assets(paths.checkpoint, policy), origin)
     if together:
-        evolved = run_population(
-            policy, suite, tasks, made, config, population, console, paths.resume
-        )
+        evolved = run_population(policy, suite, tasks, made, config, population, console)
         _say_stopped(evolved, config, console)
         return evolved
     acting = ClosedLoopConfig(
@@ -160,15 +168,15 @@ def _run(
         slots=config.rollout.slots,
         replan_steps=config.rollout.replan_steps,
     )
-    with ExitStack() as stack:
-        loop = ClosedLoop(acting, policy, paths.out, console)
-        stack.enter_context(loop)
+    with ClosedLoop(acting, policy, paths.out, console) as loop:
+        judged = (loop.scores, loop.pending) if config.keep_best else ({}, ())
+        keep = Retention(config.keep, config.keep_every, *judged)
         improved = improve(
             lambda: place(policy, suite, tasks, config, paths.out, paths.ray_address),
             made,
             config,
             console,
-            resume=paths.resume,
+            keep=keep,
             hooks=[
                 Hook(
                     config.eval_every,
@@ -183,6 +191,16 @@ def _run(
     _say_stopped(improved, config, console)
     curves = write_curves(paths.out)
     console.print(f"Curves: {curves[0]}", soft_wrap=True)
+    checkpoints = paths.out / "checkpoints"
+    if (best := keep.best_of(own.steps(checkpoints))) is not None:
+        rate = 1 - keep.best[best]
+        console.print(
+            f"The best checkpoint is {checkpoints / str(best)}: it succeeded from {rate:.1%} of "
+            f"held-out starts.",
+            soft_wrap=True,
+        )
+    if paths.mirror is not None:
+        put_logs(paths.mirror, paths.out)
     return improved
 
 

@@ -24,7 +24,7 @@ from rl.host.placement import most_episodes
 from rl.placements import place
 from rl.population.evolution import PopulationResult, evolve
 from rl.population.population import PopulationConfig
-from sim.protocol import Outcome, Slots, Spec, Start
+from sim.protocol import Slots
 from sim.suite import Suite
 from tools.recipes.closed_loop import acted, held_out, note, set_damaged_evaluations_aside
 from tools.recipes.conditions import in_batches
@@ -41,7 +41,6 @@ def run_population(
     config: RlConfig,
     population: PopulationConfig,
     console: Console,
-    resume: bool,
 ) -> PopulationResult:
     """`rl.population.evolution.evolve` in a suite, with a figure of all members and one of each.
 
@@ -53,7 +52,7 @@ def run_population(
     count = suite.count(rollout.slots, most)
     for member in range(population.population):
         set_damaged_evaluations_aside(run.directory / "members" / str(member), console)
-    with kept_open(suite, count) as (shared, mend):
+    with kept_open(suite, count) as (shared, close):
         slots = shared.open(tasks, count, size)
         batched = in_batches(policy, slots.count)
         RobotPolicy.in_suite(policy, slots.spec)
@@ -83,8 +82,7 @@ def run_population(
             population,
             console,
             evaluate=evaluate,
-            mend=mend,
-            resume=resume,
+            rebuild=close,
         )
     for member in range(population.population):
         write_curves(run.directory / "members" / str(member))
@@ -105,11 +103,11 @@ def kept_open(suite: Suite, count: int) -> Iterator[tuple[Suite, Callable[[], No
     """The suite, in which everyone who opens slots for the same tasks gets the same `count` slots,
     and the same environment on a device; the slots close with the block. The returned function
     closes them at once; they are reopened when they are next used."""
-    opened: list[_Kept] = []
+    opened: list[_SharedSlots] = []
 
     @cache
-    def slots(tasks: tuple[str, ...], size: int) -> Slots:
-        opened.append(_Kept(lambda: suite.open(tasks, count, size)))
+    def slots(tasks: tuple[str, ...], size: int) -> Any:
+        opened.append(_SharedSlots(lambda: suite.open(tasks, count, size)))
         return opened[-1]
 
     def close() -> None:
@@ -126,29 +124,17 @@ def kept_open(suite: Suite, count: int) -> Iterator[tuple[Suite, Callable[[], No
         close()
 
 
-class _Kept:
+class _SharedSlots:
     """`sim.protocol.Slots` that stay open when `close` is called, until `end` is called."""
 
     def __init__(self, make: Callable[[], Slots]) -> None:
         self._make = make
         self._slots: Slots | None = None
-        self.spec: Spec = self._live.spec
-        self.count, self.lockstep = self._live.count, self._live.lockstep
 
-    def begin(self, slot: int, start: Start) -> None:
-        self._live.begin(slot, start)
-
-    def send(self, slot: int, actions: Any, film: bool = False) -> None:
-        self._live.send(slot, actions, film)
-
-    def demonstrate(self, slot: int, steps: int, noise: float = 0.0) -> None:
-        self._live.demonstrate(slot, steps, noise)
-
-    def poll(self, timeout: float | None = None) -> list[Outcome]:
-        return self._live.poll(timeout)
-
-    def wake(self) -> None:
-        self._live.wake()
+    def __getattr__(self, name: str) -> Any:
+        if self._slots is None:
+            self._slots = self._make()
+        return getattr(self._slots, name)
 
     def close(self) -> None:
         """Does nothing: others continue to use the slots."""
@@ -157,9 +143,3 @@ class _Kept:
         slots, self._slots = self._slots, None
         if slots is not None:
             slots.close()
-
-    @property
-    def _live(self) -> Slots:
-        if self._slots is None:
-            self._slots = self._make()
-        return self._slots

@@ -41,9 +41,9 @@ from parallel.hosts.job import first_host_first, restarts
 from parallel.hosts.watchdog import note
 from parallel.mesh import make_mesh, replicated, row_shards
 from parallel.optimizer import with_groups
-from parallel.runs.mirror import begin, put_logs
-from parallel.runs.run_folder import CONFIG_NAME, Run, read_config
-from parallel.runs.run_lock import locked
+from parallel.runs.mirror import put_logs
+from parallel.runs.run_folder import CONFIG_NAME, Run, RunFolder, read_config
+from parallel.shell import opened
 from parallel.step import TrainState
 from parallel.trackers.trackers import check_trackers
 from parallel.trainer import TrainResult, check_start, train
@@ -148,17 +148,14 @@ def run(paths: Paths, config: RunConfig, console: Console | None = None) -> Trai
     console = console or Console(quiet=host_index() != 0)
     out, mesh = paths.folder, make_mesh(config.mesh)
     resume = paths.resume or (restarts() > 0 and (out / CONFIG_NAME).exists())
-    if paths.mirror is not None:
-        with locked(out, console):
-            resume = begin(paths.mirror, out, resume, console)
-    check_start(out, resume, config.rows.number, mesh, config.trainer, config.optimizer)
+    check_start(config.rows.number, mesh, config.trainer, config.optimizer)
     check_trackers(paths.track)
-    with locked(out, console):
-        return _run(paths, config, console, mesh, resume)
+    with opened(out, resume, console, paths.mirror) as folder:
+        return _run(paths, config, console, mesh, folder)
 
 
 def _run(
-    paths: Paths, config: RunConfig, console: Console, mesh: Mesh, resume: bool
+    paths: Paths, config: RunConfig, console: Console, mesh: Mesh, folder: RunFolder
 ) -> TrainResult:
     out, (index, count) = paths.folder, row_share(mesh)
     if paths.init is not None:
@@ -172,7 +169,7 @@ def _run(
             f"{stages} stages process {pipeline.on(stages).microbatches} micro-batches, "
             f"{pipeline.repeats} times around; bubble {pipeline.bubble(stages):.0%}."
         )
-    begun = first_host_first(lambda: read_config(out, console)) if resume else None
+    begun = first_host_first(lambda: read_config(out, console)) if folder.resume else None
     config = _for_robots(paths, config, begun)
     unknown: list[str] = []
     if begun is not None:
@@ -281,7 +278,7 @@ def _run(
             batches,
             lambda step: content,
             Run(
-                out,
+                folder,
                 _without(to_json(config), unknown),
                 ready.assets,
                 {"preset": paths.preset, "data": paths.data},
@@ -289,10 +286,8 @@ def _run(
             config.trainer,
             with_groups(config.optimizer, model.groups),
             mesh=mesh,
-            resume=resume,
             initial=_initial(paths, model, config),
             hooks=[Hook(config.trainer.eval_every, measure) for measure in measures],
-            mirror=paths.mirror,
             track=paths.track,
         )
         if config.closed_loop.suite and not result.finished:

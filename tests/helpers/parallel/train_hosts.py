@@ -15,7 +15,9 @@ from parallel.hosts.distributed import row_share
 from parallel.hosts.job import restarts, start
 from parallel.hosts.watchdog import Watchdog
 from parallel.mesh import make_mesh
-from parallel.trainer import CONFIG_NAME, Run, TrainerConfig, train
+from parallel.runs.run_folder import CONFIG_NAME
+from parallel.trainer import TrainerConfig
+from tests.helpers.parallel.opened import Run, train
 from tests.helpers.parallel.toy import OPTIMIZER, RULES, Denoiser, Fed, batches, position
 
 CONFIG = TrainerConfig(steps=32, save_every=4, keep=2)

@@ -9,7 +9,8 @@ from typing import Any
 import jax
 
 from parallel.mesh import make_mesh
-from parallel.trainer import Run, TrainerConfig, train
+from parallel.trainer import TrainerConfig
+from tests.helpers.parallel.opened import Run, train
 from tests.helpers.parallel.toy import OPTIMIZER, RULES, Denoiser, Fed, batches, position
 
 KEEP = 2

@@ -23,7 +23,8 @@ from parallel.hosts.job import first_host_first, start
 from parallel.hosts.stop import leave_at_once
 from parallel.hosts.watchdog import Watchdog
 from parallel.mesh import make_mesh
-from parallel.trainer import Run, TrainerConfig, train
+from parallel.trainer import TrainerConfig
+from tests.helpers.parallel.opened import Run, train
 from tests.helpers.parallel.toy import OPTIMIZER, RULES, Denoiser, Fed, batches, position
 
 CONFIG = TrainerConfig(

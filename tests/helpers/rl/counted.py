@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from rich.console import Console
 
 from parallel.monitor.metrics import read_metrics
-from parallel.trainer import Run
 from rl.config import RlConfig
-from rl.run import improve
+from tests.helpers.parallel.opened import Run
+from tests.helpers.rl.opened import improve
 
 QUIET = Console(quiet=True)
 CONFIG = RlConfig(steps=7, eval_every=3, save_every=2)

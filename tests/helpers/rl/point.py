@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from sim.environments.grouped import episode_key, restarted, scanned
-from sim.protocol import Observation, Transition
+from sim.protocol import TRAIN_SEEDS, Observation, Transition
+from sim.suite import Suite
 
 
 class PointState(NamedTuple):
@@ -76,3 +77,13 @@ class Point:
 
 def _felt(place):
     return jnp.concatenate([place, 2 * place[:, :1]], 1)
+
+
+SUITE = Suite(
+    "point",
+    ("point",),
+    4,
+    open=None,
+    first_seed=TRAIN_SEEDS.stop,
+    environment=lambda task, size: Point(),
+)

@@ -17,12 +17,12 @@ from typing import Any
 
 from rich.console import Console
 
-from parallel.trainer import CONFIG_NAME, Run
+from parallel.runs.run_folder import CONFIG_NAME
 from rl.device.placement import OnDevice
-from rl.population.evolution import evolve
-from rl.run import improve
 from tests.helpers.models.tiny_policy import tiny_policy
 from tests.helpers.parallel.full_disk import fill
+from tests.helpers.parallel.opened import Run
+from tests.helpers.rl.opened import evolve, improve
 from tests.rl.device import test_placement as test_colocated_placement
 from tests.rl.population import test_evolution
 from tools.command_line.ending import in_a_line

@@ -16,8 +16,8 @@ import pytest
 
 from parallel.hosts import inject
 from parallel.mesh import make_mesh
-from parallel.trainer import Run, train
 from tests.helpers.parallel.launched import launch
+from tests.helpers.parallel.opened import Run, train
 from tests.helpers.parallel.toy import OPTIMIZER, RULES, Denoiser, batches, losses, position
 from tests.helpers.parallel.train_hosts import CONFIG
 

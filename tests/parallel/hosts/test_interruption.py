@@ -14,7 +14,7 @@ from parallel import checkpoint
 from parallel.mesh import make_mesh
 from parallel.monitor.goodput import read_account
 from parallel.monitor.metrics import read_metrics
-from parallel.trainer import Run, train
+from tests.helpers.parallel.opened import Run, train
 from tests.helpers.parallel.toy import OPTIMIZER, RULES, Denoiser, environment, free_port, position
 from tests.helpers.parallel.train_toy import CONFIG, POISONED, poisoned
 

@@ -15,7 +15,8 @@ import os, signal, sys, time, jax
 from pathlib import Path
 from parallel.hooks import Hook
 from parallel.mesh import make_mesh
-from parallel.trainer import Run, TrainerConfig, train
+from parallel.trainer import TrainerConfig
+from tests.helpers.parallel.opened import Run, train
 from tests.helpers.parallel.toy import OPTIMIZER, RULES, Denoiser, batches, position
 
 def evaluate(step, state, stopping):

@@ -12,8 +12,9 @@ from parallel.monitor.metrics import read_metrics
 from parallel.monitor.speed import Speed, model_flops
 from parallel.planning.cluster import CHIPS, chip_of
 from parallel.planning.flops import gradient_work
-from parallel.trainer import Run, TrainerConfig, train
+from parallel.trainer import TrainerConfig
 from tests.helpers.parallel import small_pi
+from tests.helpers.parallel.opened import Run, train
 from tests.helpers.parallel.toy import LAYOUT, OPTIMIZER, RULES, Denoiser, batch, batches, position
 
 MESH = make_mesh(devices=jax.devices()[:1])

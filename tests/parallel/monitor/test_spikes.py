@@ -13,7 +13,8 @@ from parallel.mesh import MeshConfig, make_mesh
 from parallel.monitor.metrics import read_metrics
 from parallel.monitor.spikes import BadStep, Spikes
 from parallel.step import abstract_state, init_state, make_train_step
-from parallel.trainer import Run, TrainerConfig, train
+from parallel.trainer import TrainerConfig
+from tests.helpers.parallel.opened import Run, train
 from tests.helpers.parallel.toy import OPTIMIZER, RULES, Denoiser, batch, batches, fed, position
 
 MESH = make_mesh(MeshConfig(data=4, fsdp=2))

@@ -10,8 +10,9 @@ import pytest
 
 from parallel.mesh import make_mesh
 from parallel.monitor.step_trace import FOLDER, traced_steps
-from parallel.trainer import Run, TrainerConfig, train
+from parallel.trainer import TrainerConfig
 from tests.helpers.parallel.launched import launch
+from tests.helpers.parallel.opened import Run, train
 from tests.helpers.parallel.toy import OPTIMIZER, RULES, Denoiser, batches, losses, position
 
 CONFIG = TrainerConfig(steps=8, save_every=4)

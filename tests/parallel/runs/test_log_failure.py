@@ -19,8 +19,9 @@ from parallel.hosts.distributed import host_index
 from parallel.mesh import make_mesh
 from parallel.monitor.metrics import FILE_NAME, MetricsWriter, read_metrics
 from parallel.runs.log_failure import naming
-from parallel.trainer import Run, TrainerConfig, train
+from parallel.trainer import TrainerConfig
 from tests.helpers.parallel.full_disk import fill
+from tests.helpers.parallel.opened import Run, train
 from tests.helpers.parallel.toy import (
     OPTIMIZER,
     RULES,

@@ -11,7 +11,7 @@ from parallel.loop import TrainerConfig
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.monitor.spikes import Spikes, check_record
 from parallel.runs.position import check_at_data
-from parallel.trainer import Run, train
+from tests.helpers.parallel.opened import Run, train
 from tests.helpers.parallel.toy import OPTIMIZER, RULES, Denoiser, batches, position
 
 MESH = make_mesh(MeshConfig(data=8))

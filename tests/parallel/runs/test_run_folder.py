@@ -12,7 +12,8 @@ from rich.console import Console
 from parallel import checkpoint
 from parallel.mesh import make_mesh
 from parallel.runs.run_folder import CONFIG_NAME, SAVED_NAME, check_folder, note_saved, read_config
-from parallel.trainer import Run, TrainerConfig, train
+from parallel.trainer import TrainerConfig
+from tests.helpers.parallel.opened import Run, train
 from tests.helpers.parallel.toy import OPTIMIZER, RULES, Denoiser, batches, fed, losses, position
 
 CONFIG = TrainerConfig(steps=8, save_every=2, keep=2)

@@ -17,7 +17,8 @@ from parallel.hosts import exits
 from parallel.mesh import make_mesh
 from parallel.runs import run_lock
 from parallel.runs.run_lock import LOCK_NAME, InUse, locked
-from parallel.trainer import Run, TrainerConfig, train
+from parallel.trainer import TrainerConfig
+from tests.helpers.parallel.opened import Run, train
 from tests.helpers.parallel.toy import OPTIMIZER, RULES, Denoiser, batches, environment, position
 
 HERE = socket.gethostname()

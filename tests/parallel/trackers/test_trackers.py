@@ -11,7 +11,8 @@ from parallel.hooks import Hook
 from parallel.monitor.metrics import MetricsWriter, read_metrics
 from parallel.trackers.tracker import TrackedRun, find_tracker
 from parallel.trackers.trackers import FILE_NAME, Trackers, check_trackers
-from parallel.trainer import Run, TrainerConfig, train
+from parallel.trainer import TrainerConfig
+from tests.helpers.parallel.opened import Run, train
 from tests.helpers.parallel.toy import OPTIMIZER, RULES, Denoiser, batches, position
 from tests.helpers.parallel.tracked import read_mlflow, read_trackio, read_wandb
 

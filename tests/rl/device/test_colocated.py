@@ -1,7 +1,6 @@
 """One device program that acts and learns."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ from models import Normalizer
 from parallel import checkpoint
 from parallel.optimizer import OptimizerConfig
 from rl import flow_policy
-from rl.advantages import gae
+from rl.advantages import gae, gae_on_device
 from rl.config import (
     ColocatedConfig,
     FlowConfig,
@@ -21,7 +20,7 @@ from rl.config import (
     RlConfig,
     RolloutConfig,
 )
-from rl.device.colocated import Colocated, advantages, env_seeds
+from rl.device.colocated import Colocated, env_seeds
 from sim.protocol import TRAIN_SEEDS
 from tests.helpers.models.tiny_policy import ARM, tiny_policy
 from tests.helpers.rl.point import Point
@@ -38,6 +37,7 @@ def configured(rate=1e-3, minibatches=2, rate_factors=(), **own) -> RlConfig:
     )
     return RlConfig(
         steps=4,
+        placement="colocated",
         rollout=RolloutConfig(replan_steps=3),
         learner=LearnerConfig(epochs=2, minibatches=minibatches, optimizer=optimizer),
         colocated=ColocatedConfig(**{"envs": 8, "unroll": 3, **own}),
@@ -172,17 +172,7 @@ def test_advantages_are_those_of_whole_episodes():
     terminated[1], truncated[3] = True, True
     following[[0, 2, 4]] = value[[1, 3, 5]]
     following[1] = 0
-    found = advantages(
-        SimpleNamespace(
-            reward=reward,
-            following=following,
-            drawn=SimpleNamespace(value=value),
-            terminated=terminated,
-            truncated=truncated,
-        ),
-        0.9,
-        0.8,
-    )
+    found = gae_on_device(reward, value, following, terminated | truncated, 0.9, 0.8)
     for part in (slice(0, 2), slice(2, 4), slice(4, 6)):
         final = float(following[part.stop - 1, 0])
         expected = gae(reward[part, 0], value[part, 0], final, 0.9, 0.8).advantage

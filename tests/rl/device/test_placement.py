@@ -11,29 +11,20 @@ from rich.console import Console
 from models.checkpoints import own
 from parallel import checkpoint
 from parallel.monitor.metrics import read_metrics
-from parallel.trainer import Run
 from rl.config import ColocatedConfig, FlowConfig, RlConfig, RolloutConfig
 from rl.device.placement import OnDevice
 from rl.learner import Diverged
-from rl.run import improve
-from sim.protocol import TRAIN_SEEDS
-from sim.suite import Suite
 from tests.helpers.models.tiny_policy import tiny_policy
-from tests.helpers.rl.point import Point
+from tests.helpers.parallel.opened import Run
+from tests.helpers.rl.opened import improve
+from tests.helpers.rl.point import SUITE as POINT
 from tests.helpers.sim.point_world import PointWorld
 
 pytestmark = pytest.mark.slow
 
-POINT = Suite(
-    "point",
-    ("point",),
-    4,
-    open=None,
-    first_seed=TRAIN_SEEDS.stop,
-    environment=lambda task, size: Point(),
-)
 CONFIG = RlConfig(
     steps=4,
+    placement="colocated",
     flow=FlowConfig(steps=2),
     rollout=RolloutConfig(replan_steps=3),
     colocated=ColocatedConfig(envs=4, unroll=2),

@@ -18,7 +18,10 @@ from tests.helpers.models.tiny_policy import tiny_policy
 from tests.helpers.rl.point import Point
 
 CONFIG = RlConfig(
-    seed=3, rollout=RolloutConfig(replan_steps=3), colocated=ColocatedConfig(envs=12, unroll=4)
+    seed=3,
+    placement="colocated",
+    rollout=RolloutConfig(replan_steps=3),
+    colocated=ColocatedConfig(envs=12, unroll=4),
 )
 POINT = Point(max_steps=10, speed=0.25)
 SEEDS = np.arange(40, 52, dtype=np.uint32)
@@ -131,7 +134,7 @@ def test_step_by_step_is_the_same_as_traced():
     assert all(np.allclose(a, b, atol=1e-5) for a, b in pairs)
 
 
-@pytest.mark.parametrize(("replan_steps", "chunks"), [(3, 5), (3, 0), (0, 1), (7, 1)])
+@pytest.mark.parametrize(("replan_steps", "chunks"), [(3, 5), (7, 1)])
 def test_unrolls_in_which_time_could_run_out_twice_are_refused(replan_steps, chunks):
     config = replace(
         CONFIG,

@@ -19,11 +19,10 @@ from rich.console import Console
 
 from models.checkpoints import digests, own
 from parallel import checkpoint
+from parallel.monitor.goodput import read_account, total
 from parallel.monitor.metrics import read_metrics
 from parallel.runs.run_lock import LOCK_NAME
-from parallel.trainer import Run
 from rl.host.loop import Stopped
-from rl.population.evolution import evolve
 from rl.population.population import (
     FACTOR,
     FILE_NAME,
@@ -33,7 +32,9 @@ from rl.population.population import (
     write_generations,
 )
 from sim.acting import NotFinite
+from tests.helpers.parallel.opened import Run
 from tests.helpers.rl.generations import CLIP, CONFIG, RATE, generation
+from tests.helpers.rl.opened import evolve
 
 TWO = PopulationConfig(2)
 TARGET = np.array([1.0, -2.0, 0.5], np.float32)
@@ -138,9 +139,9 @@ def whole(tmp_path_factory):
     copying, copy, renaming = shutil.copytree, checkpoint.copy, Path.rename
     within = []
 
-    def copied(path, directory):
+    def copied(path, directory, *keep):
         within.append(directory.relative_to(out))
-        copy(path, directory)
+        copy(path, directory, *keep)
         within.clear()
 
     def copytree(path, to, **options):
@@ -283,7 +284,7 @@ def test_a_hopeless_learning_rate_is_got_rid_of(hopeless, tmp_path):
     first = generation(hopeless, 0.02)
     breed_from(tmp_path, first, config)
     mended = []
-    evolved = breed(tmp_path, config=config, resume=True, mend=lambda: mended.append(True))
+    evolved = breed(tmp_path, config=config, resume=True, rebuild=lambda: mended.append(True))
     assert evolved.generations[1].parents == (1, 1)
     assert evolved.generations[1].success[0] == (
         None if hopeless > 1 else pytest.approx(1 / 3, abs=0.01)
@@ -365,6 +366,53 @@ def test_a_damaged_generation_is_set_aside_but_not_the_last(whole, tmp_path):
         [lines[0], b"\0\0\0\n", lines[2]]
     )
     assert left(out)[1:] == left(whole[0])[1:]
+
+
+@pytest.mark.parametrize("at", [1, 3, 5])
+def test_a_population_whose_disk_is_lost_goes_on_from_its_mirror_to_the_same_end(
+    at, whole, tmp_path
+):
+    """In the first turns nothing is there yet that a population could go on from."""
+
+    def struck(step):
+        if step == at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    out, mirror = tmp_path / "out", tmp_path / "mirror"
+    assert not breed(out, at=struck, mirror=str(mirror)).finished
+    shutil.rmtree(out)
+    if at == 1:
+        with pytest.raises(ValueError, match="members/0 holds a run already, saved at step 2; co"):
+            breed(out, mirror=str(mirror), resume=True)
+        return
+    assert breed(out, mirror=str(mirror), resume=True).finished
+    assert left(out)[:3] == left(whole[0])[:3]
+    for folder in ("", "members/0", "members/1"):
+        assert arrays(own.find(mirror / folder)) == arrays(own.find(out / folder))
+    assert (mirror / FILE_NAME).read_text() == (out / FILE_NAME).read_text()
+
+
+def test_the_best_checkpoints_of_a_population_and_of_its_members_stay(tmp_path):
+    """The policy is best after two steps."""
+
+    def evaluate(step, params, directories, told):
+        return {0: 0.1, 2: 0.9}.get(step, 0.5 - step / 100)
+
+    evolved = breed(
+        tmp_path, config=replace(CONFIG, keep=1, keep_best="success"), evaluate=evaluate
+    )
+    assert own.steps(tmp_path / "checkpoints") == [2, 6]
+    best = tmp_path / "members" / str(evolved.best) / "checkpoints"
+    assert own.steps(best) == [2, 6]
+
+
+def test_a_population_accounts_for_the_time_of_all_its_members(tmp_path):
+    breed(tmp_path)
+    accounts = [read_account(tmp_path / "members" / k) for k in "01"]
+    whole = total(accounts)
+    assert (whole.steps, whole.lost_steps) == (12, 0)
+    assert whole.seconds["stopped"] == 0 < accounts[0].seconds["stopped"]
+    assert whole.seconds["evaluation"] == sum(one.seconds["evaluation"] for one in accounts) > 0
 
 
 def test_members_are_locked_with_their_population(tmp_path):

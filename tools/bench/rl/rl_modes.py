@@ -213,6 +213,7 @@ def run_colocated(acting: BenchedPolicy, env: Traceable) -> dict[str, Any]:
     replan_steps, envs = load.rollout.replan_steps, load.rollout.slots or 1
     unroll = -(-env.max_steps // replan_steps)
     config = RlConfig(
+        placement="colocated",
         rollout=RolloutConfig(replan_steps=replan_steps),
         learner=learner_of(TABLETOP_PPO, policy.model),
         colocated=ColocatedConfig(envs=envs, unroll=unroll),
