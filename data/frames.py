@@ -4,7 +4,7 @@ A frame store and a dataset read directly from its mp4 files are both `Frames`, 
 loader treat them alike. A `Feed` says how one of them is read in a mixture.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64, Shaped
 
 from data.dataset import Prompts, Runs
+from models.inputs.pictures import PictureFit, Size, picture_fit
 
 __all__ = ["ACTION", "STATE", "Feed", "Frames", "Runs", "Stats"]
 
@@ -27,8 +28,10 @@ class Frames(Protocol):
     `prompts` holds the wordings of each task; any of them may be shown. `present` says which
     episodes have which of `cameras` (full LeRobot names). `duplicate_of` is, for each episode, the
     first one with the same states and actions. `stats` holds the statistics of every column over
-    all frames. `digest` identifies the content. Frames can be pickled, and used from any number of
-    threads. Frames of a dataset with subtasks have subtasks too (`data.dataset.subtasks_of`).
+    all frames. Images have the `image_size` and the kind of fit `resize`, but for cameras with
+    another of `fits`. `digest` identifies the content. Frames can be pickled, and used from any
+    number of threads. Frames of a dataset with subtasks have subtasks too
+    (`data.dataset.subtasks_of`).
     """
 
     @property
@@ -38,9 +41,11 @@ class Frames(Protocol):
     @property
     def fps(self) -> float: ...
     @property
-    def image_size(self) -> int: ...
+    def image_size(self) -> Size: ...
     @property
     def resize(self) -> str: ...
+    @property
+    def fits(self) -> Mapping[str, PictureFit]: ...
     @property
     def cameras(self) -> tuple[str, ...]: ...
     @property
@@ -66,15 +71,20 @@ class Frames(Protocol):
         self,
         rows: Int64[np.ndarray, " n"],
         camera: str,
-        out: Sequence[Shaped[np.ndarray, "s s 3"]],
+        out: Sequence[Shaped[np.ndarray, "h w 3"]],
     ) -> None:
-        """Fills each of `out` with a frame's image, a square of `image_size`, fitted as `resize`, a
-        kind of `models.inputs.pictures.PictureFit`, does; `out` has that fit's dtype.
+        """Fills each of `out` with a frame's image, fitted as `fit_of` says; `out` has that fit's
+        dtype.
 
         Raises:
           DatasetError: an image cannot be read; names the file.
         """
         ...
+
+
+def fit_of(frames: Frames, camera: str) -> PictureFit:
+    """The way in which a camera's images are fitted."""
+    return frames.fits.get(camera) or picture_fit(frames.resize, frames.image_size)
 
 
 @dataclass(frozen=True)
@@ -83,8 +93,9 @@ class Feed:
 
     `cameras` are the dataset's own names in the order of the embodiment's cameras, None where the
     dataset lacks one. State and action are the named columns, end to end. Step k of an action chunk
-    is the action `ahead[k]` frames after the observation. `transform` changes states and actions, a
-    whole batch at a time, in the dataset's units and before any scaling.
+    is the action `ahead[k]` frames after the observation; a step takes `step` frames. `transform`
+    changes states and actions, a whole batch at a time, in the dataset's units and before any
+    scaling.
     """
 
     frames: Frames
@@ -100,3 +111,4 @@ class Feed:
         ]
         | None
     ) = None
+    step: float = 1.0

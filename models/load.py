@@ -26,6 +26,7 @@ from models.inputs.bpe import ByteBpe
 from models.inputs.camera_names import with_names
 from models.inputs.embodiment import Embodiment
 from models.inputs.fast import Fast
+from models.inputs.pictures import PictureFit
 from models.inputs.processor import Processor
 from models.inputs.tokenizer import SentencePiece
 from models.layers import stack
@@ -388,10 +389,20 @@ def derived(begun: Processor, config: ModelConfig, robots: Sequence[Embodiment])
         horizon=config.horizon,
         state_input=config.state_input,
         prompts=prompts,
-        pictures=replace(begun.pictures, size=config.image_size),
+        pictures=_resized(begun.pictures, config),
+        observed=config.observed,
         targets=begun.targets if "action_tokens" in config.cross_entropies else None,
         subtask_limit=0,
     )
+
+
+def _resized(
+    fits: PictureFit | tuple[PictureFit, ...], config: ModelConfig
+) -> PictureFit | tuple[PictureFit, ...]:
+    """The way in which a policy's pictures are fitted, to another model's size if it has one."""
+    if isinstance(fits, PictureFit) and len(config.pictures) == 1:
+        return replace(fits, size=config.image_size)
+    return fits
 
 
 def with_tokenizer(processor: Processor, path: Path) -> Processor:

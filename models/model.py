@@ -21,9 +21,10 @@ from models.flow import flow
 from models.flow.realtime_chunking import Given, Guidance
 from models.inputs.augment import AugmentConfig, augment
 from models.inputs.embodiment import Embodiment
-from models.inputs.packed_batch import Layout, PackedBatch
+from models.inputs.history import NOW, History
+from models.inputs.packed_batch import ImageSlots, Layout, PackedBatch, counts_of
 from models.inputs.parts import file_of
-from models.inputs.pictures import Antialiased
+from models.inputs.pictures import Antialiased, Size, shape_of, sizes_told
 from models.inputs.processor import Processor
 from models.inputs.prompts import StateInput, TemplatePrompt, template
 from models.inputs.tokenizer import TextTokenizer
@@ -62,9 +63,14 @@ class ModelConfig(ABC):
     """Architecture of a model, all that its parameters' shapes depend on: a frozen dataclass, made
     as `class MyConfig(ModelConfig, family="mine")`. The name stands as `family` in its JSON.
 
-    It has fields (or properties) for the sizes of what the model reads: `image_size` in pixels,
-    `state_dim`, `action_dim` and `horizon`, steps of a chunk. The others have a default that suits
-    a model without them:
+    It has fields (or properties) for the sizes of what the model reads and writes: `state_dim`,
+    `action_dim` and `horizon`, steps of a chunk. The others have a default that suits a model
+    without them:
+
+    - `image_size`: of its pictures in pixels, the side of a square or height and width, and
+      `tokens_per_image`, prefix places that one fills, at least 1. A model that reads pictures of
+      several sizes gives `pictures` instead.
+    - `observed`: past observations that it reads; a `RobotSession` keeps them in acting.
 
     - `vocabulary`: of token ids; 0, the model reads no language.
     - `steps`: those of its sampler.
@@ -88,8 +94,6 @@ class ModelConfig(ABC):
     - `pipelined: tuple[int, ...]` (training on stages): depths of the stacks that stages share.
     - `rtc_max_delay: int` (chunking "trained"): most steps of a chunk that training gave; the field
       of such a model takes flow times of single steps.
-    - `observed` (acting): for "state" or a camera, the steps that are read with an observation, as
-      (-2, -1, 0); a `RobotSession` keeps the past ones.
     - `temporal_ensemble_coeff: float` (acting): by which chunks that overlap are averaged, see
       `RobotSession.answered`.
     - `own_inputs`, "module:function" or a function (acting without a Processor): of (observation,
@@ -104,11 +108,12 @@ class ModelConfig(ABC):
 
     family: ClassVar[str]
 
-    image_size: int
     state_dim: int
     action_dim: int
     horizon: int
 
+    image_size: Size = 0
+    observed: History = NOW
     vocabulary: int = 0
     steps: int = 0
     state_input: StateInput = "none"
@@ -130,29 +135,50 @@ class ModelConfig(ABC):
         """The model; making it computes nothing."""
 
     @property
-    @abstractmethod
     def tokens_per_image(self) -> int:
-        """Prefix places that one image fills, at least 1."""
+        """Prefix places that one image fills."""
+        return 0
+
+    @property
+    def pictures(self) -> tuple[ImageSlots, ...]:
+        """Sizes of the pictures that the model reads, each with the prefix places that one fills.
+        The first is that of `PackedBatch.images`, the others of `more_images`."""
+        if not self.image_size:
+            return ()
+        return (ImageSlots(*shape_of(self.image_size), self.tokens_per_image),)
+
+    @property
+    def edge(self) -> int:
+        """Longest side of the pictures, for simulators that render squares; 1 without pictures."""
+        return max((side for group in self.pictures for side in group.shape), default=1)
 
     def layout(
         self, *, prefix: int, samples: int, images: int, text: int | None = None, targets: int = 0
     ) -> Layout:
         """Row sizes for this model; text fills at most the whole prefix unless said otherwise.
 
-        Training with cross-entropies passes `targets=config.targets`.
+        Training with cross-entropies passes `targets=config.targets`. `images` counts those of each
+        size, then past ones of each (`count_code`).
         """
+        past = [replace(x, tokens=0, past=True) for x in self.pictures if self.observed.pictures]
+        groups = [*(self.pictures or [ImageSlots(0, 0, 1)]), *past]
+        counts = counts_of(images, len(groups)).tolist()
+        first, *more = (replace(x, number=n) for x, n in zip(groups, counts, strict=True))
         return Layout(
             prefix=prefix,
-            images=images,
+            images=first.number,
             samples=samples,
             text=prefix if text is None else text,
-            image_size=self.image_size,
-            tokens_per_image=self.tokens_per_image,
+            image_size=first.height if first.height == first.width else first.shape,
+            tokens_per_image=first.tokens,
             state_tokens=int(self.state_input == "token"),
             state_dim=self.state_dim,
             horizon=self.horizon,
             action_dim=self.action_dim,
             targets=targets,
+            more=tuple(more),
+            image_history=self.observed.pictures if self.pictures else 0,
+            state_history=len(self.observed.state),
         )
 
     def processor(
@@ -160,7 +186,7 @@ class ModelConfig(ABC):
     ) -> Processor:
         """The preparation of this family for robots whose policy is trained from nothing: π0's
         prompt, or π0.5's if the state is spelt in it, and antialiased pictures, unless a family has
-        its own."""
+        its own. A model of pictures of several sizes has its own."""
         reader = None
         if self.vocabulary:
             reader = TemplatePrompt(tokenizer, template=template(self.state_input))
@@ -171,13 +197,21 @@ class ModelConfig(ABC):
             self.state_input,
             tuple(robots),
             reader,
-            Antialiased(self.image_size),
+            Antialiased(self.image_size) if self.image_size else (),
+            observed=self.observed,
         )
 
     def check_processor(self, processor: Processor) -> None:
         """Raises ValueError, naming the field, unless a processor prepares what this model reads. A
         family adds its own conditions to these, which are equal sizes."""
-        for name in ("image_size", "state_dim", "action_dim", "horizon", "state_input"):
+        sizes = tuple(group.shape for group in self.pictures)
+        if set(processor.image_sizes) != set(sizes):
+            raise ValueError(
+                f"processor.pictures have sizes {sizes_told(processor.image_sizes)}, but the model "
+                f"reads {sizes_told(sizes)}; a policy's inputs must be prepared as they were in "
+                "training."
+            )
+        for name in ("state_dim", "action_dim", "horizon", "state_input", "observed"):
             given, wanted = getattr(processor, name), getattr(self, name)
             if given != wanted:
                 raise ValueError(
@@ -398,7 +432,7 @@ class Augmented:
         )
 
     def _varied(self, batch: PackedBatch, key: PRNGKeyArray) -> PackedBatch:
-        tokens = self.model.config.tokens_per_image
+        tokens = [group.tokens for group in self.model.config.pictures]
         return augment(batch, key, self.config, self.cameras, tokens)
 
 

@@ -22,7 +22,7 @@ from models.flow import flow
 from models.flow.realtime_chunking import LIMIT, Chunking, Given, Guidance, Left, left_over
 from models.inputs.embodiment import Embodiment
 from models.inputs.observation import RobotObservation, read_observation, samples_of
-from models.inputs.packed_batch import PackedBatch, Sample, pack
+from models.inputs.packed_batch import PackedBatch, Sample, most_images, pack
 from models.inputs.processor import Processor
 from models.inputs.raw import batched, is_raw, read_raw
 from models.model import bind_processor, function_at, require
@@ -287,9 +287,11 @@ class Policy:
             overlap.
         """
         config = self.model.config
+        ago = config.observed.columns(self._robot.cameras) if config.observed.ago else {}
         return RobotSession(
             number,
-            observed=dict(getattr(config, "observed", ())),
+            observed={name: tuple(-step for step in steps) for name, steps in ago.items()},
+            padding=config.observed.padding,
             ensemble=getattr(config, "temporal_ensemble_coeff", None),
             continues=continues,
         )
@@ -339,7 +341,8 @@ class Policy:
         alike = defaultdict(list)
         for i, request in enumerate(requests):
             sample = request.sample
-            kind = len(sample.images), self._text(len(sample.text)), request.depends
+            shapes = tuple(image.shape for image in sample.images)
+            kind = shapes, self._text(len(sample.text)), request.depends
             alike[kind].append(i)
         for group in alike.values():
             for at, count in split_rows(len(group), self.sizes):
@@ -376,9 +379,9 @@ class Policy:
                 f"The policy has no sizes {strange} to compile for; it has {self.sizes}."
             )
         robot = self._robot
-        black = np.zeros((processor.image_size, processor.image_size, 3), np.uint8)
-        shown = len(robot.cameras) if cameras is None else cameras
-        images = [black if i < shown else None for i in range(len(robot.cameras))]
+        shown = (len(robot.cameras) if cameras is None else cameras) if processor.fits else 0
+        black = (np.zeros((*processor.fit(i).shape, 3), np.uint8) for i in range(shown))
+        images = [*black, *[None] * (len(robot.cameras) - shown)]
         state = np.zeros(len(robot.state.offset), np.float32)
         longest = text or processor.text_limit
         lengths = {self._text(n) for n in range(min(longest, 1), longest + 1)}
@@ -514,9 +517,10 @@ class Policy:
     def rows(self, samples: list[Sample]) -> PackedBatch:
         """A batch with one sample a row, its text rounded up to a bucket."""
         config = self.model.config
-        images = max(1, *(len(sample.images) for sample in samples))
+        empty = config.layout(prefix=0, samples=1, images=0)
+        images = most_images(samples, empty)
         text = self._text(max(len(sample.text) for sample in samples))
-        prefix = images * config.tokens_per_image + text + 1
+        prefix = empty.prefix_length(images, text) - empty.state_tokens + 1
         room = self.processor.subtask_limit if self.processor is not None else 0
         targets = max(room, *(len(sample.subtask) for sample in samples))
         layout = config.layout(prefix=prefix, samples=1, images=images, text=text, targets=targets)

@@ -21,6 +21,7 @@ from models.inputs.camera_names import find_camera
 from models.inputs.embodiment import Embodiment, Normalizer
 from models.inputs.observation import RobotObservation
 from models.inputs.packed_batch import PackedBatch, pack
+from models.inputs.pictures import sizes_told
 from models.inputs.processor import Processor
 from models.policy import Policy
 from models.requests import Request
@@ -92,10 +93,10 @@ class RobotPolicy:
                 f"The policy was trained on '{robot.name}' with cameras {list(robot.cameras)}, "
                 f"{ours[0]} state and {ours[1]} action dims, but {spec.name} has cameras "
                 f"{list(spec.cameras)}, {theirs[0]} state and {theirs[1]} action dims; its images "
-                f"of {height} × {width} pixels would be resized to {processor.image_size} × "
-                f"{processor.image_size}. Use a suite of the policy's own robot, train on data "
-                "whose cameras have the suite's names, or map the suite's cameras to the "
-                "policy's: --cameras SUITE'S=POLICY'S."
+                f"of {height} × {width} pixels would be resized to "
+                f"{sizes_told(processor.image_sizes)}. Use a suite of the policy's own robot, "
+                "train on data whose cameras have the suite's names, or map the suite's cameras "
+                "to the policy's: --cameras SUITE'S=POLICY'S."
             )
         return cls(policy, spec.name, places, spec.picture, spec.prompts)
 
@@ -210,14 +211,14 @@ class RobotPolicy:
 
     def check_traced(self) -> None:
         """Raises ValueError unless `batch` and `actions` can replace what the host prepares."""
-        size = self.processor.image_size
-        if self.picture != (size, size):
+        sizes = self.processor.image_sizes
+        if (self.picture,) != sizes:
             raise ValueError(
                 f"{self.name} renders images of {self.picture} pixels, but the policy takes "
-                f"{(size, size)}, and images are not resized on a device; give the environment "
-                f"image_size={size}."
+                f"{sizes_told(sizes)}, and images are not resized on a device; give the "
+                f"environment image_size={max(map(max, sizes), default=1)}."
             )
-        if not self.processor.pictures.whole:
+        if not self.processor.fit(0).whole:
             raise ValueError(
                 "The policy sees only the middle of each image, and images are not cropped on a "
                 "device; choose placement 'host'."
@@ -294,7 +295,7 @@ class RobotPolicy:
     def _table(self) -> PackedBatch:
         """A row for each wording, with blank pictures."""
         processor, config = self.processor, self.policy.model.config
-        black = np.zeros((processor.image_size, processor.image_size, 3), np.uint8)
+        black = np.zeros((*processor.fit(0).shape, 3), np.uint8)
         pictures = [None if at is None else black for at in self.cameras]
         images = sum(at is not None for at in self.cameras)
         still = np.zeros(self._dims[0], np.float32)

@@ -10,15 +10,13 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from models.inputs.history import Padding
 from models.inputs.observation import RobotObservation
-
-Padding = Literal["repeat", "mask"]
-"""Values before an episode's start: the episode's first one, or None."""
 
 
 class _Moment(NamedTuple):

@@ -69,7 +69,7 @@ def test_nothing_but_tables_and_presets_imports_a_family_or_uses_its_words():
     assert imports <= set(DOORS)
     assert words == {
         "models/inputs/parts.py: eagle",
-        'models/inputs/older_processor.py: "writes"',
+        'models/files/older_processor.py: "writes"',
         "tools/recipes/presets.py: image_token",
     }
 

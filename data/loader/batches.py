@@ -5,7 +5,7 @@ into the batch. A batch depends only on the plan and its step, so any process ma
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float32, Int64, Shaped
 from data.dataset import subtasks_of
 from data.frames import Feed, Frames
 from data.loader.memory import BufferPool
+from data.loader.pictures import Pictures, groups_of, pictures_of
 from data.loader.reading import RetryingReader
 from data.packing.plan import Plan
 from data.packing.windows import PlannedRows
@@ -80,12 +81,13 @@ class Batches:
         for source in np.unique(drawn.source).tolist():
             with columns.running():
                 parts.append(self._part(drawn, source))
-        images = np.zeros(len(drawn.id), np.int64)
         text: list[Any] = [None] * len(drawn.id)
-        most = max(part.columns.shown.sum(axis=1).max(initial=0) for part in parts)
-        image_at = np.zeros((len(drawn.id), most), np.int64)
-        for part in parts:
-            images[part.draws] = part.columns.shown.sum(axis=1)
+        shown = [groups_of(part.pictures, len(part.draws)) for part in parts]
+        images = np.zeros(len(drawn.id), np.int64)
+        most = max(groups.shape[1] for _, groups in shown)
+        image_at, group = np.zeros((2, len(drawn.id), most), np.int64)
+        for part, (number, groups) in zip(parts, shown, strict=True):
+            images[part.draws], group[part.draws, : groups.shape[1]] = number, groups
             read = zip(part.columns.text, part.columns.image_at, strict=True)
             for draw, (ids, places) in zip(part.draws.tolist(), read, strict=True):
                 text[draw] = ids
@@ -93,18 +95,22 @@ class Batches:
         arrays, at = lay_out(
             *(np.diff(drawn.offsets), images, text, lay),
             image_at=image_at,
-            pictures=self._memory.lend(),
+            group=group,
+            pictures=[memory.lend() for memory in self._memory],
         )
         arrays["sample_id"][at.row, at.slot] = drawn.id.astype(np.int32)
         for part in parts:
             row, slot, made = at.row[part.draws], at.slot[part.draws], part.columns
             with pictures.running():
-                self._read_images(part, arrays, row * lay.images + at.image[part.draws])
+                self._read_images(part, arrays, row, at.image[part.draws])
             arrays["state"][row, slot] = made.state
             arrays["actions"][row, slot] = made.actions
             arrays["action_mask"][row, slot] = made.action_mask & ~part.lost[:, None, None]
             arrays["embodiment"][row, slot] = part.feed.embodiment
             arrays["weight"][row, slot] = ~part.lost
+            if lay.state_history:
+                arrays["past_state"][row, slot] = made.past_state
+                arrays["past_state_mask"][row, slot] = part.past_mask & ~part.lost[:, None]
             if lay.targets:
                 targets = zip(row, slot, made.subtask, made.action_tokens, strict=True)
                 for i, j, subtask, tokens in targets:
@@ -131,9 +137,18 @@ class Batches:
         rows = start[:, 0] + frame
         states, lost = self._columns(feed, feed.state, rows)
         chunks, cut = self._columns(feed, feed.actions, start + np.minimum(steps, length - 1))
-        if feed.transform is not None:
-            states, chunks = feed.transform(states, chunks)
         shown = shown_cameras(feed, episode)
+        observed, past_states = self.processor.observed, None
+        at, past_mask = observed.frames(observed.state, frame, feed.step)
+        if observed.state:
+            past_states, gone = self._columns(feed, feed.state, start + at)
+            lost |= gone
+            past_mask &= ~gone[:, None]
+        if feed.transform is not None:
+            if past_states is not None:
+                changed = [feed.transform(x, chunks)[0] for x in past_states.swapaxes(0, 1)]
+                past_states = np.stack(changed, axis=1)
+            states, chunks = feed.transform(states, chunks)
         prompts = frames.prompts
         told = zip(drawn.task[draws].tolist(), drawn.wording[draws].tolist(), strict=True)
         lost |= cut
@@ -145,9 +160,13 @@ class Batches:
             actions=chunks,
             valid=(steps < length) & ~lost[:, None],
             subtasks=self._subtasks(source, feed, rows),
+            past_state=past_states,
         )
-        columns.state[lost] = 0
-        return _Part(feed, draws, rows, shown, columns, lost)
+        columns.state[lost], columns.past_state[~past_mask] = 0, 0
+        pictures = pictures_of(
+            *(feed, self.processor, self.plan.layout, columns.shown, shown, rows, frame)
+        )
+        return _Part(feed, draws, columns, lost, past_mask, pictures)
 
     def _columns(
         self, feed: Feed, names: tuple[str, ...], rows: Int64[np.ndarray, " n *h"]
@@ -172,35 +191,40 @@ class Batches:
         return [told.texts[number] if number >= 0 else None for number in which]
 
     def _read_images(
-        self, part: "_Part", arrays: dict[str, Any], first: Int64[np.ndarray, " n"]
+        self,
+        part: "_Part",
+        arrays: dict[str, Any],
+        row: Int64[np.ndarray, " n"],
+        slots: Int64[np.ndarray, "n m"],
     ) -> None:
-        """Reads a part's images into slots of the batch; a sample's images start at slot
-        `first`."""
-        frames, size = part.feed.frames, self.plan.layout.image_size
-        slots, shows = arrays["images"].reshape(-1, size, size, 3), arrays["image_camera"].ravel()
-        shown = part.columns.shown
-        for number, camera in enumerate(part.feed.cameras):
-            at = first + shown[:, :number].sum(axis=1)
-            shows[at[shown[:, number]]] = number
-            slots[at[shown[:, number] & ~part.present[:, number]]] = 0
-            seen = np.flatnonzero(part.present[:, number])
+        """Reads a part's pictures into a batch's arrays; `row` and `slots` are those of each
+        sample."""
+        frames = part.feed.frames
+        for pictures in part.pictures:
+            out = pictures.put(arrays, row, slots, self.plan.layout)
+            for i in np.flatnonzero(pictures.row < 0).tolist():
+                out[i][...] = 0
+            seen = np.flatnonzero(pictures.row >= 0)
+            camera = part.feed.cameras[pictures.camera]
             if camera is None or not len(seen):
                 continue
-            at = at[seen]
-            read = partial(_read_pictures, frames, camera, part.rows[seen], slots, at)
+            places = [out[i] for i in seen.tolist()]
+            read = partial(_read_pictures, frames, camera, pictures.row[seen], places)
             lost = self.reader(read, len(seen))
-            slots[at[lost]] = 0
-            part.lost[seen] |= lost
+            for i in np.flatnonzero(lost).tolist():
+                places[i][...] = 0
+            part.lost[pictures.sample[seen[lost]]] = True
 
     @cached_property
     def _subtask_ends(self) -> dict[int, Int64[np.ndarray, " _r"]]:
         return {}
 
     @cached_property
-    def _memory(self) -> BufferPool:
-        lay, size = self.plan.layout, self.plan.layout.image_size
-        shape = (self.share[1] - self.share[0], lay.images, size, size, 3)
-        return BufferPool(shape, self.processor.pictures.dtype)
+    def _memory(self) -> list[BufferPool]:
+        """Memory for each group of image slots."""
+        rows, dtype = self.share[1] - self.share[0], self.processor.image_dtype.type
+        groups = self.plan.layout.groups
+        return [BufferPool((rows, x.number, *x.shape, 3), dtype) for x in groups]
 
 
 def shown_cameras(feed: Feed, episode: Int64[np.ndarray, " n"]) -> Bool[np.ndarray, "n c"]:
@@ -227,23 +251,21 @@ def _read_pictures(
     frames: Frames,
     camera: str,
     rows: Int64[np.ndarray, " n"],
-    slots: Shaped[np.ndarray, "_i s s 3"],
-    at: Int64[np.ndarray, " n"],
+    out: Sequence[Shaped[np.ndarray, "_h _w 3"]],
     items: Int64[np.ndarray, " m"],
 ) -> None:
-    frames.images(rows[items], camera, [slots[i] for i in at[items].tolist()])
+    frames.images(rows[items], camera, [out[i] for i in items.tolist()])
 
 
 class _Part(NamedTuple):
-    """The draws of a batch from one source. `present`: the cameras that the data have, where
-    `columns.shown` may count black pictures too."""
+    """The draws of a batch from one source. `past_mask`: which of the past states are read."""
 
     feed: Feed
     draws: Int64[np.ndarray, " n"]
-    rows: Int64[np.ndarray, " n"]
-    present: Bool[np.ndarray, "n c"]
     columns: Columns
     lost: Bool[np.ndarray, " n"]
+    past_mask: Bool[np.ndarray, "n p"]
+    pictures: list[Pictures]
 
 
 class _Watch:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import grain
 import numpy as np
 from absl import flags
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64, Int64
 
-from data.frames import Feed, Runs
+from data.frames import Feed, Frames, Runs, fit_of
 from data.loader.batches import Batches, BatchInfo, shown_cameras
 from data.loader.reading import RetryingReader
 from data.packing.curriculum import Weight
@@ -23,6 +23,8 @@ from data.packing.order import PlanSource
 from data.packing.plan import Plan
 from data.packing.weighted_runs import weighted_runs
 from models import PackedBatch, Processor
+from models.inputs.packed_batch import count_code
+from models.inputs.pictures import PictureFit, sizes_told
 
 _ENDLESS = 1 << 40
 
@@ -159,7 +161,7 @@ def plan_source(
                 "the dataset out."
             )
     shown = shown_cameras(feed, runs.episode)
-    images = np.full(len(shown), shown.shape[1]) if processor.black_absent else shown.sum(axis=1)
+    images = _image_codes(shown, processor, feed)
     text = np.zeros((len(frames.prompts), max(map(len, frames.prompts))), np.int64)
     for task in np.unique(runs.task).tolist():
         wordings = frames.prompts[task]
@@ -173,6 +175,23 @@ def plan_source(
         text=text,
         weights=own,
     )
+
+
+def _image_codes(
+    shown: Bool[np.ndarray, "n c"], processor: Processor, feed: Feed
+) -> Int64[np.ndarray, " n"]:
+    """The most images of each group of slots (`ModelConfig.layout`) that a sample needs."""
+    if processor.black_absent or not processor.fits:
+        shown = np.full_like(shown, bool(processor.fits))
+    sizes, names = processor.image_sizes, processor.embodiments[feed.embodiment].cameras
+    past = bool(processor.observed.pictures)
+    counts = np.zeros((len(shown), max(1, len(sizes)) * (1 + past)), np.int64)
+    for number, name in enumerate(names if sizes else ()):
+        group = sizes.index(processor.fit(number).shape)
+        counts[:, group] += shown[:, number]
+        if past:
+            counts[:, len(sizes) + group] += shown[:, number] * len(processor.observed.camera(name))
+    return count_code(counts)
 
 
 @dataclass(frozen=True)
@@ -197,6 +216,20 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
+def _check_fit(frames: Frames, camera: str, wanted: PictureFit) -> None:
+    given = fit_of(frames, camera)
+    if given.shape != wanted.shape:
+        raise ValueError(
+            f"{frames.name}: its images have {sizes_told([given.shape])} pixels, but the model "
+            f"takes {sizes_told([wanted.shape])}; convert the dataset at that size."
+        )
+    if given.kind != wanted.kind:
+        raise ValueError(
+            f"{frames.name}: its images were resized as '{given.kind}', but the policy expects "
+            f"'{wanted.kind}'; convert the dataset with --resize {wanted.kind}."
+        )
+
+
 def _check(feed: Feed, processor: Processor) -> None:
     frames, robot = feed.frames, processor.embodiments[feed.embodiment]
     unknown = [name for name in feed.cameras if name is not None and name not in frames.cameras]
@@ -207,16 +240,9 @@ def _check(feed: Feed, processor: Processor) -> None:
             f"{list(feed.cameras)}; name one, or None, for each camera of embodiment "
             f"'{robot.name}' ({', '.join(robot.cameras)})."
         )
-    if frames.image_size != processor.image_size:
-        raise ValueError(
-            f"{frames.name}: its images have {frames.image_size} pixels a side, but the model "
-            f"takes {processor.image_size}; convert the dataset at that size."
-        )
-    if frames.resize != (wanted := processor.pictures.kind):
-        raise ValueError(
-            f"{frames.name}: its images were resized as '{frames.resize}', but the policy expects "
-            f"'{wanted}'; convert the dataset with --resize {wanted}."
-        )
+    for number, camera in enumerate(feed.cameras if processor.fits else ()):
+        if camera is not None:
+            _check_fit(frames, camera, processor.fit(number))
     if absent:
         raise ValueError(
             f"{frames.name}: it has no column {', '.join(absent)}, only "

@@ -172,6 +172,7 @@ def _feed(config: DatasetConfig, frames: Frames, reading: Reading) -> Feed:
         state=config.state,
         actions=config.actions,
         transform=reading.transform,
+        step=reading.step,
     )
 
 

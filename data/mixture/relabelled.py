@@ -18,6 +18,7 @@ from data.dataset import Prompts, Runs, Subtasks, subtasks_of
 from data.frames import Frames, Stats
 from data.mixture.kept_frames import KeptFrames, runs_within
 from models.files import own_file
+from models.inputs.pictures import PictureFit, Size
 
 Wordings = Prompts
 
@@ -63,14 +64,19 @@ class Retold:
         return self.frames.fps
 
     @property
-    def image_size(self) -> int:
-        """Side of the images in pixels."""
+    def image_size(self) -> Size:
+        """The dataset's."""
         return self.frames.image_size
 
     @property
     def resize(self) -> str:
         """The dataset's."""
         return self.frames.resize
+
+    @property
+    def fits(self) -> Mapping[str, PictureFit]:
+        """The dataset's."""
+        return self.frames.fits
 
     @property
     def cameras(self) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Int, Int64
 
 from models import Layout
+from models.inputs.packed_batch import counts_of
 
 _SOLVED = 4
 _TRIED = 4
@@ -88,49 +89,61 @@ def fit_layout(
     places they fill, because the vision tower works on them whether used or not.
 
     Args:
-      images, text: images and text tokens of thousands of samples, each as often as it is drawn.
+      images, text: images and text tokens of thousands of samples, each as often as it is drawn;
+        see `count_code` for images of several groups.
 
     Raises:
       ValueError: the largest sample does not fit into `layout.prefix`.
     """
-    largest = int((layout.tokens_per_image * images + text).max()) + layout.state_tokens
+    largest = int(layout.prefix_length(images, text).max())
     if largest > layout.prefix:
         raise ValueError(
             f"layout.prefix is {layout.prefix}, but the largest sample takes {largest} places "
-            f"(up to {images.max()} images of {layout.tokens_per_image} tokens); raise it."
+            f"(up to {int(layout.prefix_length(images, 0 * text).max())} without text); raise it."
         )
     (image_kinds, text_kinds), counts = np.unique(
         np.stack([images, text]), axis=1, return_counts=True
     )
-    visual = layout.tokens_per_image * int(images.sum())
-    places = visual + int(text.sum()) + layout.state_tokens * len(images)
+    groups = layout.groups
+    shown = counts_of(images, len(groups))
+    totals, most, fewest = shown.sum(axis=0), shown.max(axis=0), shown.min(axis=0)
+    tokens = np.array([group.tokens for group in groups])
+    seen = np.array([groups[layout.group_of(group.shape)].tokens for group in groups])
+    visual = int(totals @ seen)
+    places = int(totals @ tokens) + int(text.sum()) + layout.state_tokens * len(images)
 
     def wasted(tried: Layout, rows: float) -> float:
-        slots = tried.images * layout.tokens_per_image
-        return 1 - (places + visual) / rows / (tried.prefix + slots)
+        return 1 - (places + visual) / rows / (tried.prefix + int(_slots(tried) @ seen))
 
     def needed(tried: Layout) -> float:
         budgets = (
             (places, tried.prefix),
-            (images.sum(), tried.images),
+            *zip(totals, _slots(tried), strict=True),
             (text.sum(), tried.text),
             (len(images), tried.samples),
         )
         return max(float(amount / budget) for amount, budget in budgets if budget)
 
-    candidates, fewest = [], int(images.min())
-    for slots in range(int(images.max()), layout.prefix // layout.tokens_per_image + 1):
-        share = slots / images.sum()
-        samples = min(layout.samples, slots // fewest) if fewest else layout.samples
+    candidates, lead = [], int(np.where(tokens, totals, -1).argmax())
+    if totals[lead]:
+        amounts, total = (
+            range(int(most[lead]), layout.prefix // int(tokens[lead]) + 1),
+            totals[lead],
+        )
+    else:
+        amounts, total = range(1, layout.samples + 1), np.int64(len(images))
+    for amount in amounts:
+        share = amount / total
+        slots = np.maximum(most, np.ceil(totals * share - _ROUNDING).astype(np.int64))
+        samples = min([layout.samples, *(slots[fewest > 0] // fewest[fewest > 0]).tolist()])
         for margin in _MARGINS:
             words = max(int(np.ceil(text.sum() * share * (1 + margin))), int(text.max()))
-            fixed = slots * layout.tokens_per_image
-            fixed += round(layout.state_tokens * len(images) * share)
+            fixed = int(slots @ tokens) + round(layout.state_tokens * len(images) * share)
             prefix = max(fixed + words, largest)
-            tried = replace(layout, prefix=prefix, images=slots, samples=samples, text=words)
-            candidates.append(tried)
+            tried = replace(layout, prefix=prefix, samples=samples, text=words)
+            candidates.append(_with_slots(tried, slots))
     fitting = [c for c in candidates if c.prefix <= layout.prefix] or [
-        replace(layout, images=int(images.max()), text=int(text.max()), samples=1, prefix=largest)
+        _with_slots(replace(layout, text=int(text.max()), samples=1, prefix=largest), most)
     ]
     large = [c for c in fitting if c.prefix >= _SMALLEST * layout.prefix] or fitting
     best, least = large[0], 1.0
@@ -141,6 +154,16 @@ def fit_layout(
         if waste < least:
             best, least = tried, waste
     return best
+
+
+def _slots(layout: Layout) -> Int64[np.ndarray, " groups"]:
+    return np.array([group.number for group in layout.groups])
+
+
+def _with_slots(layout: Layout, slots: Int64[np.ndarray, " groups"]) -> Layout:
+    first, *others = slots.tolist()
+    more = (replace(x, number=n) for x, n in zip(layout.more, others, strict=True))
+    return replace(layout, images=first, more=tuple(more))
 
 
 def _rows(uses: list[tuple[Use, int]]) -> int:
@@ -187,7 +210,7 @@ class _Kinds:
         self, images: list[int], text: list[int], counts: list[int], layout: Layout
     ) -> None:
         self.images, self.text, self.left, self.layout = images, text, counts, layout
-        self.size = [layout.prefix_length(i, t) for i, t in zip(images, text, strict=True)]
+        self.size = [int(layout.prefix_length(i, t)) for i, t in zip(images, text, strict=True)]
         self.samples = sum(counts)
         self.places = sum(n * size for n, size in zip(counts, self.size, strict=True))
         self.classes = set(images)
@@ -236,7 +259,7 @@ class _Kinds:
             sums: dict[int, int] = {}
             for so_far, bits in reachable[-1].items():
                 for images, texts in classes.items():
-                    if so_far + images <= self.layout.images:
+                    if self.layout.holds(so_far + images):
                         reached = sums.get(so_far + images, 0)
                         for text in texts:
                             reached |= bits << text
@@ -251,9 +274,9 @@ class _Kinds:
         layout, targets = self.layout, []
         for samples in range(1, min(len(self.reachable) - 1, layout.samples - begun.samples) + 1):
             for images, bits in self.reachable[samples].items():
-                if begun.images + images > layout.images:
+                if not layout.holds(begun.images + images):
                     continue
-                fixed = images * layout.tokens_per_image + samples * layout.state_tokens
+                fixed = int(layout.prefix_length(images, (samples - 1) * layout.state_tokens))
                 room = min(layout.text - begun.text, layout.prefix - begun.prefix - fixed)
                 text = (bits & ((1 << (room + 1)) - 1)).bit_length() - 1 if room >= 0 else -1
                 if text >= 0:
@@ -298,7 +321,7 @@ class _Row:
         return (
             self.use.get(kind, 0) < kinds.left[kind]
             and self.samples < layout.samples
-            and self.images + kinds.images[kind] <= layout.images
+            and bool(layout.holds(self.images + kinds.images[kind]))
             and self.text + kinds.text[kind] <= layout.text
             and self.prefix + kinds.size[kind] <= layout.prefix
         )

@@ -27,6 +27,7 @@ from data.packing.permutation import fold
 from data.packing.windows import PlannedRows, Windows, joined
 from models import Layout
 from models.files import html
+from models.inputs.packed_batch import counts_of
 
 _MIXTURE = 4
 _WINDOWS = 4096, 32768
@@ -126,10 +127,11 @@ class Plan:
 
     def _repr_html_(self) -> str:
         lay, first = self.layout, self.fill(range(1))
+        slots = sum(group.number for group in lay.groups)
         facts = {
             "rows of a batch": f"{self.rows_per_step} of {lay.prefix} prefix places",
             "filled": f"{first.prefix:.1%} in the first batch, {first.samples:.1f} samples a row",
-            "a row's most": f"{lay.samples} samples, {lay.images} images, {lay.text} text tokens",
+            "a row's most": f"{lay.samples} samples, {slots} images, {lay.text} text tokens",
             "seed": self.seed,
         }
         heads = ("source", "weight", "samples", "wordings")
@@ -146,6 +148,8 @@ class Plan:
         weights = self._mixtures[0].weights
         text = repr((self.layout, self.rows_per_step, self.seed, self.window, weights))
         digest = hashlib.sha256(text.encode())
+        if self.layout.more:
+            digest.update(repr(self.layout.more).encode())
         if len(self._stages) > 1:
             digest.update(repr(self._stages).encode())
         for source in self.sources:
@@ -194,16 +198,18 @@ class Plan:
 
     def fill(self, steps: Iterable[int]) -> Fill:
         """Fill of the rows of these steps."""
-        used, rows, samples = np.zeros(2), 0, 0
+        lay, groups = self.layout, self.layout.groups
+        shown, places = counts_of(self.kinds[0], len(groups)), lay.prefix_length(*self.kinds)
+        images = text = prefix = rows = samples = 0
         for step in steps:
             drawn = self.draws(step)
-            used += self.kinds[:, drawn.kind].sum(axis=1)
+            images += int(shown[drawn.kind].sum())
+            text += int(self.kinds[1, drawn.kind].sum())
+            prefix += int(places[drawn.kind].sum())
             samples, rows = samples + len(drawn.kind), rows + drawn.number
-        (images, text), lay = used, self.layout
-        prefix = images * lay.tokens_per_image + text + samples * lay.state_tokens
         return Fill(
             prefix=prefix / (rows * lay.prefix),
-            images=images / (rows * lay.images),
+            images=images / max(rows * sum(group.number for group in groups), 1),
             text=text / (rows * max(lay.text, 1)),
             samples=samples / rows,
         )
@@ -283,8 +289,15 @@ def _check(source: PlanSource, layout: Layout) -> None:
             f"Source '{source.name}', episode {runs.episode[int(np.argmin(text))]}: its task "
             f"{runs.task[int(np.argmin(text))]} has no wording; give every task at least one."
         )
+    if not np.all(held := layout.holds(source.images)):
+        worst, groups = int(np.argmin(held)), layout.groups
+        needed = counts_of(source.images[worst], len(groups)).tolist()
+        raise ValueError(
+            f"Source '{source.name}', episode {runs.episode[worst]}: a sample needs "
+            f"{_sum(needed)} images places, but a row has {_sum(g.number for g in groups)}; raise "
+            "layout.images."
+        )
     for what, needed, available in (
-        ("images", source.images, layout.images),
         ("text", text, layout.text),
         ("prefix", layout.prefix_length(source.images, text), layout.prefix),
     ):
@@ -295,3 +308,7 @@ def _check(source: PlanSource, layout: Layout) -> None:
                 f"{needed[worst]} {what} places, but a row has {available}; "
                 f"raise layout.{what} or shorten the prompt."
             )
+
+
+def _sum(numbers: Iterable[int]) -> str:
+    return " + ".join(map(str, numbers))

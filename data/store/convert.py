@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import isqrt
 from pathlib import Path
@@ -37,15 +37,16 @@ from data.files.limits import MOST_PIXELS
 from data.files.names import path_within
 from data.lake.ranges import shard_episodes
 from data.store import tables
+from models.config import to_json
 from models.inputs.parts import part_class
-from models.inputs.pictures import PictureFit, in_grey_levels, picture_fit
+from models.inputs.pictures import PictureFit, Size, in_grey_levels, picture_fit, shape_of
 
 Encoding = Literal["jpeg", "raw"]
 Progress = Callable[[int, int], None]
 
 FORMAT = 3
 DESCRIPTION, FILES = "store.json", "files.json"
-DEFAULTS: dict[str, Any] = {"resize": "antialiased", "every": 1, "sources": {}}
+DEFAULTS: dict[str, Any] = {"resize": "antialiased", "every": 1, "sources": {}, "fits": {}}
 """Settings that stores leave out if they have these values."""
 SUFFIX = {"jpeg": ".array_record", "raw": ".rgb"}
 
@@ -56,40 +57,42 @@ _BLOCK = 16
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of stored images: their side in pixels; their encoding; about how many frames of
+    """Settings of stored images: their size in pixels; their encoding; about how many frames of
     each camera a shard covers (a quarter of a gigabyte as JPEG at 224 pixels); the kind of
-    `PictureFit` by which images are fitted to that side, rounded to grey levels; and the frames of
-    an episode from one stored image to the next, as a mixture's `every` draws them.
+    `PictureFit` by which images are fitted to that size, rounded to grey levels; the frames of
+    an episode from one stored image to the next, as a mixture's `every` draws them; and cameras
+    whose images are fitted in another way.
 
     Raises:
-      ValueError: no image has that side, or there is no such fit.
+      ValueError: no image has that size, or there is no such fit.
     """
 
-    image_size: int
+    image_size: Size
     encoding: Encoding = "jpeg"
     shard_frames: int = 16384
     resize: str = "antialiased"
     every: int = 1
+    fits: Mapping[str, PictureFit] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         most = isqrt(MOST_PIXELS)
-        if not 1 <= self.image_size <= most:
+        if not all(1 <= side <= most for side in shape_of(self.image_size)):
             raise ValueError(
                 f"The image size is {self.image_size}; give the side of the images in pixels, 1 to "
                 f"{most}."
             )
         part_class(PictureFit, self.resize)
 
-    @property
-    def fit(self) -> PictureFit:
-        """The fit of its images."""
-        return picture_fit(self.resize, self.image_size)
+    def fit(self, camera: str) -> PictureFit:
+        """The fit of a camera's images."""
+        return self.fits.get(camera) or picture_fit(self.resize, self.image_size)
 
     @property
     def told(self) -> dict[str, Any]:
         """The settings as stores give them, without those that equal `DEFAULTS`, as in stores made
         before there was a choice."""
-        return {k: v for k, v in asdict(self).items() if (k, v) not in DEFAULTS.items()}
+        values = vars(self) | {"fits": {name: to_json(fit) for name, fit in self.fits.items()}}
+        return {k: v for k, v in values.items() if (k, v) not in DEFAULTS.items()}
 
 
 class WorkUnit(NamedTuple):
@@ -237,9 +240,9 @@ def shard_file(key: str, shard: int, camera: str, encoding: Encoding) -> str:
     return f"frames/{key}-{shard:05d}/{camera}{SUFFIX[encoding]}"
 
 
-def raw_record(image_size: int) -> np.dtype:
+def raw_record(shape: tuple[int, int]) -> np.dtype:
     """A record of a raw shard: an image, and the CRC-32C of its bytes."""
-    return np.dtype([("picture", np.uint8, (image_size, image_size, 3)), ("crc", "<u4")])
+    return np.dtype([("picture", np.uint8, (*shape, 3)), ("crc", "<u4")])
 
 
 def _write_shard(
@@ -252,11 +255,13 @@ def _write_shard(
     """Writes the images of a shard, those of each camera in frame order. While an episode of a
     camera is encoded, the next one is decoded."""
     key, number = part.name.rsplit("-", 1)
-    encoding, fit = settings.encoding, settings.fit
+    encoding = settings.encoding
     with ThreadPoolExecutor(cores()) as pool, ExitStack() as closing:
         writers: dict[str, Any] = {}
 
-        def encode(frames: UInt8[np.ndarray, "t h w 3"]) -> list[Future[list[bytes]]]:
+        def encode(
+            frames: UInt8[np.ndarray, "t h w 3"], fit: PictureFit
+        ) -> list[Future[list[bytes]]]:
             blocks = (frames[i : i + _BLOCK] for i in range(0, len(frames), _BLOCK))
             return [pool.submit(_encoded, block, fit, encoding) for block in blocks]
 
@@ -277,7 +282,7 @@ def _write_shard(
             decoding = pool.submit(dataset.frames, part.first + i, camera)
             if waiting is not None:
                 write(*waiting)
-            frames = decoding.result()
+            frames, fit = decoding.result(), settings.fit(camera)
             if fit.border and frames.shape[1:3] != picture_shape(dataset.features[camera]):
                 raise DatasetError(
                     str(dataset.root),
@@ -292,7 +297,7 @@ def _write_shard(
                     f"has {len(frames)} frames, expected {lengths[part.first + i]}; copy the "
                     "dataset again.",
                 )
-            waiting = camera, encode(frames[:: settings.every])
+            waiting = camera, encode(frames[:: settings.every], fit)
         if waiting is not None:
             write(*waiting)
 
@@ -360,7 +365,8 @@ def _describe(
             raise DatasetError(
                 folder.path(part.manifest), "file", "is damaged; delete it and convert again."
             ) from None
-    sources = {camera: picture_shape(dataset.features[camera]) for camera in dataset.cameras}
+    bordered = (camera for camera in dataset.cameras if settings.fit(camera).border)
+    sources = {camera: picture_shape(dataset.features[camera]) for camera in bordered}
     description = {
         "format": FORMAT,
         "key": content_key(dataset, settings),
@@ -370,7 +376,7 @@ def _describe(
         "cameras": dataset.cameras,
         "columns": tables.numeric_columns(dataset),
         **settings.told,
-        **({"sources": sources} if settings.fit.border else {}),
+        **({"sources": sources} if sources else {}),
         "files": hashlib.sha256(_json(files)).hexdigest(),
     }
     with _scratch(folder) as scratch:

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from data.errors import DatasetError, short
 from data.files.checksums import Sums, as_sums, is_sha256
@@ -18,6 +18,7 @@ from data.files.limits import MOST_FRAMES, MOST_PIXELS
 from data.files.names import file_within, plain_name
 from data.lerobot.metadata import is_fps
 from data.store import convert
+from models.config import from_json
 from models.inputs.parts import part_class
 from models.inputs.pictures import PictureFit
 
@@ -154,6 +155,20 @@ def _check_encoding(encoding: object) -> None:
         raise ValueError(f"expected one of {get_args(convert.Encoding)}")
 
 
+def _check_size(size: object) -> None:
+    if isinstance(size, list) and len(size) != 2:
+        raise ValueError("expected a side, or a height and a width")
+    for side in size if isinstance(size, list) else [size]:
+        _check_number(side, math.isqrt(MOST_PIXELS))
+
+
+def _check_fits(fits: object) -> None:
+    if not isinstance(fits, Mapping):
+        raise ValueError("expected cameras and how their pictures are fitted")
+    for name, value in fits.items():
+        from_json(cast(Any, PictureFit), value, plain_name(name))
+
+
 def _check_resize(resize: object) -> None:
     part_class(PictureFit, resize)
 
@@ -180,12 +195,13 @@ _CHECKS = {
     "fps": _check_fps,
     "cameras": _check_cameras,
     "columns": _check_columns,
-    "image_size": lambda number: _check_number(number, math.isqrt(MOST_PIXELS)),
+    "image_size": _check_size,
     "encoding": _check_encoding,
     "shard_frames": lambda number: _check_number(number, MOST_FRAMES),
     "files": _check_digest,
     "resize": _check_resize,
     "sources": _check_sources,
     "every": lambda number: _check_number(number, MOST_FRAMES),
+    "fits": _check_fits,
 }
 """Check of each field."""

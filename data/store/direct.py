@@ -10,11 +10,12 @@ import hashlib
 import tempfile
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import google_crc32c
@@ -27,6 +28,7 @@ from data.files import cached
 from data.files.checksums import Sums, compare, sums_of
 from data.files.folder import LocalFolder
 from data.files.names import path_within
+from data.frames import fit_of
 from data.lerobot.dataset import LeRobotDataset
 from data.store import tables
 from data.store.convert import FILES, FORMAT
@@ -34,7 +36,7 @@ from data.store.episode_tables import DatasetTables
 from data.store.kept_tables import Kept
 from data.video.seek import SeekTable, read_table, rgb, seek_table, write_table
 from data.video.shrink import shrink_with_pad, shrinks
-from models.inputs.pictures import PictureFit, picture_fit
+from models.inputs.pictures import Antialiased, PictureFit, Size
 
 _PICTURES = ".bin"
 _SIGNATURES = {b"\x89PN": "png", b"\xff\xd8\xff": "mjpeg"}
@@ -42,10 +44,11 @@ _SIGNATURES = {b"\x89PN": "png", b"\xff\xd8\xff": "mjpeg"}
 
 def open_direct(
     dataset: Dataset,
-    image_size: int,
+    image_size: Size,
     cache_dir: str | Path,
     resize: str = "antialiased",
     exact: bool = False,
+    fits: Mapping[str, PictureFit] = MappingProxyType({}),
 ) -> "Direct":
     """Opens a LeRobot dataset for training without decoding it first.
 
@@ -56,6 +59,7 @@ def open_direct(
     Args:
       exact: shrinks images with Pillow, to the last bit as a store and an acting policy do.
         Otherwise no value differs by more than one grey level, in a quarter of the time.
+      fits: cameras whose images are fitted in another way.
 
     Raises:
       ValueError: the dataset has another format, or has no camera or no numeric column.
@@ -85,7 +89,7 @@ def open_direct(
                 made.rename(folder)
     for name, what in compare(LocalFolder(folder), _sums(folder)):
         raise _damaged(folder, name, what)
-    return Direct(dataset, image_size, folder, cache / "seek", resize, exact)
+    return Direct(dataset, image_size, folder, cache / "seek", resize, exact, dict(fits))
 
 
 @dataclass(frozen=True)
@@ -96,21 +100,21 @@ class Direct(DatasetTables):
     """
 
     dataset: LeRobotDataset
-    image_size: int
+    image_size: Size
     folder: Path
     seek: Path
     resize: str = "antialiased"
     exact: bool = False
+    fits: Mapping[str, PictureFit] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def images(
         self,
         rows: Int64[np.ndarray, " n"],
         camera: str,
-        out: Sequence[Shaped[np.ndarray, "s s 3"]],
+        out: Sequence[Shaped[np.ndarray, "h w 3"]],
     ) -> None:
-        """Fills each of `out` (of the fit's dtype or wider) with a frame's image, a square of
-        `image_size`.
+        """Fills each of `out` (of the fit's dtype or wider) with a frame's image.
 
         Raises:
           ValueError: there is no such camera, or an episode lacks it.
@@ -128,8 +132,8 @@ class Direct(DatasetTables):
         read(camera, episode, rows - self.starts[episode], out)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        seek, resize = self.seek, self.resize
-        return Direct, (self.dataset, self.image_size, self.folder, seek, resize, self.exact)
+        fit = self.resize, self.exact, self.fits
+        return Direct, (self.dataset, self.image_size, self.folder, self.seek, *fit)
 
     def _is_stored(self, camera: str) -> bool:
         return self.dataset.features[camera]["dtype"] == "image"
@@ -139,7 +143,7 @@ class Direct(DatasetTables):
         camera: str,
         episode: Int64[np.ndarray, " n"],
         step: Int64[np.ndarray, " n"],
-        out: Sequence[Shaped[np.ndarray, "s s 3"]],
+        out: Sequence[Shaped[np.ndarray, "h w 3"]],
     ) -> None:
         wanted: dict[Path, list[tuple[float, int]]] = defaultdict(list)
         for number, i in enumerate(episode.tolist()):
@@ -150,20 +154,20 @@ class Direct(DatasetTables):
             starts, numbers = (np.array(values) for values in zip(*places, strict=True))
             table = seek_table(path, self.seek)
             frames = table.at(starts, step[numbers], self.fps)
-            self._fill(table, frames, [out[k] for k in numbers.tolist()])
+            self._fill(camera, table, frames, [out[k] for k in numbers.tolist()])
 
     def _read_stored(
         self,
         camera: str,
         episode: Int64[np.ndarray, " n"],
         step: Int64[np.ndarray, " n"],
-        out: Sequence[Shaped[np.ndarray, "s s 3"]],
+        out: Sequence[Shaped[np.ndarray, "h w 3"]],
     ) -> None:
         table = self._pictures(camera)
         for i, k, square in zip(episode.tolist(), step.tolist(), out, strict=True):
             frame = np.searchsorted(table.pts, [self.starts[i] + k])
             try:
-                self._fill(table, frame, [square])
+                self._fill(camera, table, frame, [square])
             except DatasetError:
                 raise DatasetError(
                     self.dataset.root,
@@ -174,27 +178,25 @@ class Direct(DatasetTables):
 
     def _fill(
         self,
+        camera: str,
         table: SeekTable,
         frames: Int64[np.ndarray, " n"],
-        out: Sequence[Shaped[np.ndarray, "s s 3"]],
+        out: Sequence[Shaped[np.ndarray, "h w 3"]],
     ) -> None:
         """Decodes frames of a file, each once, into their squares."""
         squares = defaultdict(list)
         for frame, square in zip(frames.tolist(), out, strict=True):
             squares[frame].append(square)
-        fast = self.resize == "antialiased" and not self.exact
+        fit = fit_of(self, camera)
+        fast = isinstance(fit, Antialiased) and not self.exact
         for frame, picture in table.decode(sorted(squares)):
             first, *others = squares[frame]
-            if fast and shrinks(picture, self.image_size):
+            if fast and shrinks(picture, fit.shape):
                 shrink_with_pad(picture, first)
             else:
-                np.copyto(first, self._fit(rgb(picture)))
+                np.copyto(first, fit(rgb(picture)))
             for square in others:
                 np.copyto(square, first)
-
-    @cached_property
-    def _fit(self) -> PictureFit:
-        return picture_fit(self.resize, self.image_size)
 
     def _pictures(self, camera: str) -> SeekTable:
         """Seek table of a camera's encoded images, which were copied from the parquet."""

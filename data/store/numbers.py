@@ -2,8 +2,8 @@
 no decoding.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ from data.dataset import Dataset
 from data.store import tables
 from data.store.episode_tables import DatasetTables
 from data.store.kept_tables import Kept
+from models.inputs.pictures import PictureFit, Size
 
 
 def open_numbers(dataset: Dataset, folder: Path) -> "Numbers":
@@ -32,8 +33,9 @@ class Numbers(DatasetTables):
 
     dataset: Dataset
     folder: Path
-    image_size: int = 0
+    image_size: Size = 0
     resize: str = "antialiased"
+    fits: Mapping[str, PictureFit] = field(default_factory=dict)
 
     def images(
         self,

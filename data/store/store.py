@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -24,12 +26,14 @@ from data.errors import DatasetError
 from data.files.checksums import Progress, compare
 from data.files.folder import Folder, LocalFolder, open_folder
 from data.files.shards import OpenShards, require_room
+from data.frames import fit_of
 from data.store import convert, tables
 from data.store.convert import Encoding, Settings
 from data.store.description import damaged, described, kept, listed
 from data.store.episode_tables import EpisodeTables
 from data.store.kept_tables import Kept
-from models.inputs.pictures import picture_fit, set_border
+from models.config import from_json
+from models.inputs.pictures import PictureFit, Size, set_border
 
 _open = OpenShards()
 
@@ -53,13 +57,14 @@ class Store(EpisodeTables):
     fps: float
     cameras: tuple[str, ...]
     columns: dict[str, int]
-    image_size: int
+    image_size: Size
     encoding: Encoding
     shard_frames: int
     files: str
     resize: str = "antialiased"
     every: int = 1
     sources: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    fits: Mapping[str, PictureFit] = field(default_factory=dict)
 
     @property
     def path(self) -> str:
@@ -82,10 +87,10 @@ class Store(EpisodeTables):
         self,
         rows: Int64[np.ndarray, " n"],
         camera: str,
-        out: Sequence[Shaped[np.ndarray, "s s 3"]],
+        out: Sequence[Shaped[np.ndarray, "h w 3"]],
     ) -> None:
-        """Fills each of `out` (C-contiguous, of the fit's dtype or uint8) with a frame's image, a
-        square of `image_size`, rounded to grey levels.
+        """Fills each of `out` (C-contiguous, of the fit's dtype or uint8) with a frame's image,
+        rounded to grey levels.
 
         Raises:
           ValueError: there is no such camera, an episode lacks it, or the store leaves out a frame.
@@ -96,20 +101,17 @@ class Store(EpisodeTables):
         for number in np.unique(shard).tolist():
             here = np.flatnonzero(shard == number)
             file = convert.shard_file(self.key, number, camera, self.encoding)
-            read = self._read_jpegs if self.encoding == "jpeg" else self._read_raw
+            shape = fit_of(self, camera).shape
+            read = self._read_jpegs if self.encoding == "jpeg" else partial(self._read_raw, shape)
             read(file, record[here].tolist(), rows[here].tolist(), [out[i] for i in here.tolist()])
         if camera in self.sources:
-            height, width = self.sources[camera]
+            (height, width), border = self.sources[camera], fit_of(self, camera).border
             for square in out:
                 if square.dtype != np.uint8:
-                    set_border(square, self._border, (height, width))
+                    set_border(square, border, (height, width))
 
     def __reduce__(self) -> tuple[Callable[[str, str], "Store"], tuple[str, str]]:
         return _reopened, (self.path, self.files)
-
-    @cached_property
-    def _border(self) -> float:
-        return picture_fit(self.resize, self.image_size).border
 
     @cached_property
     def _frames(self) -> int:
@@ -162,7 +164,7 @@ class Store(EpisodeTables):
         file: str,
         records: list[int],
         rows: list[int],
-        out: Sequence[Shaped[np.ndarray, "s s 3"]],
+        out: Sequence[Shaped[np.ndarray, "h w 3"]],
     ) -> None:
         reader = _open.get(self.folder, self.key, file, _jpegs)
         for row, record, picture in zip(rows, records, out, strict=True):
@@ -179,12 +181,13 @@ class Store(EpisodeTables):
 
     def _read_raw(
         self,
+        shape: tuple[int, int],
         file: str,
         records: list[int],
         rows: list[int],
-        out: Sequence[Shaped[np.ndarray, "s s 3"]],
+        out: Sequence[Shaped[np.ndarray, "h w 3"]],
     ) -> None:
-        stored = _open.get(self.folder, self.key, file, partial(_pictures, size=self.image_size))
+        stored = _open.get(self.folder, self.key, file, partial(_pictures, shape=shape))
         pictures, crcs = stored["picture"], stored["crc"]
         for row, record, picture in zip(rows, records, out, strict=True):
             if record >= len(stored):
@@ -251,7 +254,7 @@ def damaged_store_files(folder: Folder, progress: Progress | None = None) -> Ite
 def build_store(
     dataset: Dataset,
     path: str | Path,
-    image_size: int,
+    image_size: Size,
     encoding: Encoding = "jpeg",
     progress: convert.Progress | None = None,
     resize: str = "antialiased",
@@ -276,13 +279,14 @@ def build_store(
 
 def cached_store(
     dataset: Dataset,
-    image_size: int,
+    image_size: Size,
     encoding: Encoding,
     cache_dir: str | Path,
     progress: convert.Progress | None = None,
     opening: Progress | None = None,
     resize: str = "antialiased",
     every: int = 1,
+    fits: Mapping[str, PictureFit] = MappingProxyType({}),
 ) -> Store:
     """The store of a dataset's current content, built only if the cache lacks it.
 
@@ -294,10 +298,12 @@ def cached_store(
       opening: called as `open_store` calls its `progress`.
       resize: as `build_store`.
       every: frames of an episode from one stored image to the next.
+      fits: cameras whose images are fitted in another way.
     """
-    settings = Settings(image_size, encoding, resize=resize, every=every)
+    settings = Settings(image_size, encoding, resize=resize, every=every, fits=fits)
     key = convert.content_key(dataset, settings)
-    path = Path(cache_dir) / f"{key}-{image_size}-{encoding}"
+    size = image_size if isinstance(image_size, int) else "x".join(map(str, image_size))
+    path = Path(cache_dir) / f"{key}-{size}-{encoding}"
     convert.convert(dataset, LocalFolder(path), settings, progress=progress)
     return open_store(path, opening)
 
@@ -312,7 +318,14 @@ def _opened(folder: Folder) -> Store:
     fields = described(folder)
     if isinstance(folder, LocalFolder):
         _check_sizes(folder, fields["files"])
-    return Store(folder=folder, **fields | {"cameras": tuple(fields["cameras"])})
+    given, size = fields.get("fits", {}), fields["image_size"]
+    kind: Any = PictureFit
+    built = {
+        "cameras": tuple(fields["cameras"]),
+        "image_size": tuple(size) if isinstance(size, list) else size,
+        "fits": {camera: from_json(kind, value) for camera, value in given.items()},
+    }
+    return Store(folder=folder, **fields | built)
 
 
 def _reopened(path: str, files: str) -> Store:
@@ -331,9 +344,9 @@ def _jpegs(path: Path) -> ArrayRecordReader:
     return ArrayRecordReader(str(path), "readahead_buffer_size:0")
 
 
-def _pictures(path: Path, size: int) -> Shaped[np.ndarray, " n"]:
+def _pictures(path: Path, shape: tuple[int, int]) -> Shaped[np.ndarray, " n"]:
     """Records of `convert.raw_record`."""
-    record = convert.raw_record(size)
+    record = convert.raw_record(shape)
     pictures = path.stat().st_size // record.itemsize
     return np.asarray(np.memmap(path, record, "r", shape=(pictures,)))
 

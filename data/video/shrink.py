@@ -31,24 +31,23 @@ multiple of 16 (it leaves the ends of other lines unchanged). Otherwise planes a
 pixels."""
 
 
-def shrinks(frame: av.VideoFrame, size: int) -> bool:
-    """True if `shrink_with_pad` can fit a frame into a square of `size`: the frame becomes smaller,
+def shrinks(frame: av.VideoFrame, shape: tuple[int, int]) -> bool:
+    """True if `shrink_with_pad` can fit a frame into a height and width: the frame becomes smaller,
     by a factor that is not too large, and no side becomes shorter than the filter reaches."""
-    factor = max(frame.height, frame.width) / size
-    small = fitted_size(frame.height, frame.width, size)
-    return size <= LARGEST and 1 < factor <= MOST_TIMES and min(small) >= 4
+    factor = max(frame.height / shape[0], frame.width / shape[1])
+    small = fitted_size(frame.height, frame.width, shape)
+    return max(shape) <= LARGEST and 1 < factor <= MOST_TIMES and min(small) >= 4
 
 
-def shrink_with_pad(frame: av.VideoFrame, out: UInt8[np.ndarray, "s s 3"]) -> None:
-    """Fills `out` with a frame in the middle of a black square; no value differs by more than 1
+def shrink_with_pad(frame: av.VideoFrame, out: UInt8[np.ndarray, "h w 3"]) -> None:
+    """Fills `out` with a frame in the middle of a black picture; no value differs by more than 1
     from that of `resize_with_pad`."""
-    size = len(out)
-    high, wide = fitted_size(frame.height, frame.width, size)
-    top, left = (size - high) // 2, (size - wide) // 2
+    high, wide = fitted_size(frame.height, frame.width, out.shape[:2])
+    top, left = (out.shape[0] - high) // 2, (out.shape[1] - wide) // 2
     out[:top], out[top + high :] = 0, 0
     out[:, :left], out[:, left + wide :] = 0, 0
     inner = out[top : top + high, left : left + wide]
-    to_rgb, to_planes, to_small = _converters(frame, size)
+    to_rgb, to_planes, to_small = _converters(frame, out.shape[:2])
     if frame.format.name not in _SPLIT_ALIKE or frame.width % 16:
         frame = to_rgb.reformat(frame, format="rgb24", threads=1)
     full = to_planes.reformat(frame, format="gbrp", threads=1)
@@ -94,10 +93,10 @@ def _lines(plane: av.video.plane.VideoPlane) -> UInt8[np.ndarray, "h _w"]:
     return np.frombuffer(memoryview(plane), np.uint8).reshape(plane.height, plane.line_size)
 
 
-def _converters(frame: av.VideoFrame, size: int) -> tuple[VideoReformatter, ...]:
+def _converters(frame: av.VideoFrame, shape: tuple[int, ...]) -> tuple[VideoReformatter, ...]:
     """Three converters of this thread, cached because making one costs more than using it."""
     kept = _local.__dict__.setdefault("converters", {})
-    kind = (frame.format.name, frame.width, frame.height, size)
+    kind = (frame.format.name, frame.width, frame.height, shape)
     if kind not in kept:
         kept[kind] = tuple(VideoReformatter() for _ in range(3))
     return kept[kind]

@@ -102,8 +102,12 @@ def deal(batch: PackedBatch) -> PackedBatch:
     def dealt(x: Array) -> Array:
         return jnp.swapaxes(x.reshape(len(x), -1, devices, run), 1, 2).reshape(x.shape)
 
-    names = ("prefix_source", "prefix_segment", "prefix_position")
-    return replace(batch, **{name: dealt(getattr(batch, name)) for name in names})
+    return replace(
+        batch,
+        prefix_source=dealt(batch.prefix_source),
+        prefix_segment=dealt(batch.prefix_segment),
+        prefix_position=dealt(batch.prefix_position),
+    )
 
 
 def append(x: Array, y: Array, axis: int) -> Array:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt8
 
-from models.inputs.packed_batch import PackedBatch
+from models.inputs.packed_batch import PackedBatch, image_owners
 
 _STREAM = 2**32 - 1
 _TO_YIQ = np.array([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
@@ -27,12 +27,12 @@ _TO_YIQ = np.array([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, 
 class AugmentConfig:
     """Ranges of image augmentation; the defaults leave images unchanged.
 
-    `crop`: side of the square that is cut out at random and enlarged again, as a share of the
-    image's side. `rotation`: largest angle in either direction, in degrees. `brightness`,
+    `crop`: sides of the part that is cut out at random and enlarged again, as a share of the
+    image's. `rotation`: largest angle in either direction, in degrees. `brightness`,
     `contrast` and `saturation` are scaled by a factor from 1 − x to 1 + x; `hue` is turned by up to
     x of a full turn in either direction. `shift`: largest move up, down and sideways, as a share of
-    the image's side; unlike a crop, it leaves sizes as the policy will see them. Cameras whose name
-    contains one of `fixed` are not cropped, rotated or shifted.
+    the image's height; unlike a crop, it leaves sizes as the policy will see them. Cameras whose
+    name contains one of `fixed` are not cropped, rotated or shifted.
     """
 
     crop: float = 1.0
@@ -71,7 +71,7 @@ def augment(
     key: PRNGKeyArray,
     config: AugmentConfig,
     cameras: Sequence[Sequence[str]],
-    tokens_per_image: int,
+    tokens: Sequence[int],
 ) -> PackedBatch:
     """The batch with augmented pictures in its used image slots; everything else, including
     padding, is unchanged.
@@ -79,13 +79,11 @@ def augment(
     Args:
       key: the step's key, for all samples.
       cameras: names of the cameras of every embodiment.
-      tokens_per_image: prefix places that a picture fills.
+      tokens: prefix places that a picture of each size fills.
     """
     if not (config.moves or config.shift or config.colours):
         return batch
-    slot = jnp.arange(batch.images.shape[1])
-    begins = batch.prefix_source[:, :, None] == slot * tokens_per_image
-    owner = jnp.where(begins, batch.prefix_segment[:, :, None], 0).max(axis=1)
+    owner = image_owners(batch, tokens)
     sample = jnp.maximum(owner - 1, 0)
     ids, robots = (
         jnp.take_along_axis(x, sample, axis=1) for x in (batch.sample_id, batch.embodiment)
@@ -97,16 +95,21 @@ def augment(
         own = jax.random.fold_in(jax.random.fold_in(key, id), camera)
         return jnp.where(used, augment_image(image, own, config, movable), image)
 
-    images = jax.vmap(jax.vmap(one))(batch.images, ids, batch.image_camera, movable, owner > 0)
-    return replace(batch, images=images)
+    arrays, first = [], 0
+    for array in (batch.images, *batch.more_images):
+        end = first + array.shape[1]
+        own = (x[:, first:end] for x in (ids, batch.image_camera, movable, owner > 0))
+        arrays.append(jax.vmap(jax.vmap(one))(array, *own))
+        first = end
+    return replace(batch, images=arrays[0], more_images=tuple(arrays[1:]))
 
 
 def augment_image(
-    image: UInt8[Array, "s s 3"],
+    image: UInt8[Array, "h w 3"],
     key: PRNGKeyArray,
     config: AugmentConfig,
     movable: Bool[Array, ""] | bool = True,
-) -> UInt8[Array, "s s 3"]:
+) -> UInt8[Array, "h w 3"]:
     """One picture, augmented at random from `key`; if it is not `movable`, only its colours
     change."""
     warp_key, colour_key = jax.random.split(key)
@@ -122,8 +125,8 @@ def augment_image(
 
 
 def _shifted(
-    image: UInt8[Array, "s s 3"], key: PRNGKeyArray, config: AugmentConfig, movable: Any
-) -> UInt8[Array, "s s 3"]:
+    image: UInt8[Array, "h w 3"], key: PRNGKeyArray, config: AugmentConfig, movable: Any
+) -> UInt8[Array, "h w 3"]:
     most = round(config.shift * image.shape[0])
     move = jax.random.randint(key, (2,), -most, most + 1) * movable
     padded = jnp.pad(image, ((most, most), (most, most), (0, 0)), mode="edge")
@@ -131,23 +134,22 @@ def _shifted(
 
 
 def _warp(
-    image: UInt8[Array, "s s 3"], key: PRNGKeyArray, config: AugmentConfig, movable: Any
-) -> Float[Array, "s s 3"]:
+    image: UInt8[Array, "h w 3"], key: PRNGKeyArray, config: AugmentConfig, movable: Any
+) -> Float[Array, "h w 3"]:
     """Reads every pixel from where the inverse of crop and rotation puts it; beyond the edge, it
     repeats the edge."""
-    size = image.shape[0]
-    middle = (size - 1) / 2
+    high, wide = image.shape[:2]
+    centre, middle = (high - 1) / 2, (wide - 1) / 2
     y_shift, x_shift, turn = jax.random.uniform(key, (3,), minval=-1, maxval=1) * movable
     scale = jnp.where(movable, config.crop, 1.0)
     angle = turn * np.deg2rad(config.rotation)
-    room = (1 - config.crop) / 2 * size
-    across = jnp.arange(size) - middle
-    down = across[:, None]
-    y = scale * (jnp.cos(angle) * down + jnp.sin(angle) * across) + y_shift * room + middle
-    x = scale * (jnp.cos(angle) * across - jnp.sin(angle) * down) + x_shift * room + middle
-    y, x = (jnp.clip(z, 0, size - 1) for z in (y, x))
+    room = (1 - config.crop) / 2
+    across, down = jnp.arange(wide) - middle, jnp.arange(high)[:, None] - centre
+    y = scale * (jnp.cos(angle) * down + jnp.sin(angle) * across) + y_shift * (room * high) + centre
+    x = scale * (jnp.cos(angle) * across - jnp.sin(angle) * down) + x_shift * (room * wide) + middle
+    y, x = jnp.clip(y, 0, high - 1), jnp.clip(x, 0, wide - 1)
     top, left = (jnp.floor(z).astype(jnp.int32) for z in (y, x))
-    below, right = (jnp.minimum(z + 1, size - 1) for z in (top, left))
+    below, right = jnp.minimum(top + 1, high - 1), jnp.minimum(left + 1, wide - 1)
     v, u = (y - top)[..., None], (x - left)[..., None]
     upper = image[top, left] * (1 - u) + image[top, right] * u
     lower = image[below, left] * (1 - u) + image[below, right] * u
@@ -155,8 +157,8 @@ def _warp(
 
 
 def _recolour(
-    pixels: Float[Array, "s s 3"], key: PRNGKeyArray, config: AugmentConfig
-) -> Float[Array, "s s 3"]:
+    pixels: Float[Array, "h w 3"], key: PRNGKeyArray, config: AugmentConfig
+) -> Float[Array, "h w 3"]:
     """Brightness, contrast about the mean grey, saturation about each pixel's grey, then hue as a
     turn of chroma in YIQ: all affine, so one matrix and one offset."""
     spread = jnp.array([config.brightness, config.contrast, config.saturation, config.hue])

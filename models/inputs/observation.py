@@ -100,8 +100,8 @@ def samples_of(
       actions: chunks to compare with, in the units of the embodiment.
 
     Raises:
-      ValueError: a camera is unknown, a picture is not one, the state is absent, there is a past,
-        which no Processor prepares yet, or as `Processor.sample`.
+      ValueError: a camera is unknown, a picture is not one, the state is absent, or as
+        `Processor.sample`.
     """
     robot = processor.embodiments[embodiment]
     for one in observations:
@@ -114,11 +114,6 @@ def samples_of(
         spelt = processor.state_input == "text" and not isinstance(one.prompt, str)
         if one.state is None and processor.state_input != "none" and not spelt:
             raise ValueError(f"The observation has no 'state'; '{robot.name}' needs one.")
-        if one.past:
-            raise ValueError(
-                f"The observation has the past of {sorted(one.past)}, but this policy's Processor "
-                "prepares one moment alone; begin its session without `observed`."
-            )
     nothing = np.zeros(len(robot.state.offset))
     return [
         processor.sample(
@@ -127,6 +122,7 @@ def samples_of(
             one.prompt,
             embodiment=embodiment,
             actions=None if actions is None else np.asarray(actions[i], np.float32),
+            past=one.past,
             id=i,
         )
         for i, one in enumerate(observations)

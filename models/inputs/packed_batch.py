@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int, Int64, Shaped, UInt8
 
 from models.files import html
+from models.inputs.pictures import Size, shape_of
 from models.sharding import ROWS, constrain
 
 IntOrArray = TypeVar("IntOrArray", int, np.ndarray)
@@ -23,31 +24,120 @@ IntOrArray = TypeVar("IntOrArray", int, np.ndarray)
 SUBTASK, ACTION_TOKENS = 1, 2
 """Kinds of place in `PackedBatch.targets`; 0 is padding."""
 
+_SPAN, _MOST_GROUPS = 512, 5
+"""Base in which a number counts the images of several groups, and how many groups it can hold."""
+
+
+@dataclass(frozen=True)
+class ImageSlots:
+    """A group of a row's image slots: `number` of them, each for a picture of `height` × `width`
+    pixels that fills `tokens` prefix places. A group of `past` pictures fills none."""
+
+    height: int
+    width: int
+    tokens: int
+    number: int = 0
+    past: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width of a picture."""
+        return self.height, self.width
+
 
 @dataclass(frozen=True)
 class Layout:
     """Static sizes of a packed row, fixed by the model and by the row's budgets.
 
-    A row holds up to `samples` samples with up to `images` images, `text` text tokens and `prefix`
-    prefix places in all. An image fills `tokens_per_image` places, a state `state_tokens` (0 or 1).
-    `targets`: places of each sample for the tokens that the language model is to predict.
+    A row holds up to `samples` samples with up to `images` images, `text` text tokens and
+    `prefix` prefix places in all. An image fills `tokens_per_image` places, a state `state_tokens`
+    (0 or 1). `targets`: places of each sample for the tokens that the language model is to predict.
+    `more`: further groups of image slots, for pictures of another size or of the past.
+    `image_history`, `state_history`: past pictures of a camera, and past states, that a sample
+    reads at most.
+
+    Numbers of images, as arguments, count all groups in one number, see `count_code`.
     """
 
     prefix: int
     images: int
     samples: int
     text: int
-    image_size: int
+    image_size: Size
     tokens_per_image: int
     state_tokens: int
     state_dim: int
     horizon: int
     action_dim: int
     targets: int = 0
+    more: tuple[ImageSlots, ...] = field(default=(), repr=False)
+    image_history: int = field(default=0, repr=False)
+    state_history: int = field(default=0, repr=False)
+
+    @property
+    def groups(self) -> tuple[ImageSlots, ...]:
+        """All groups of image slots, in the order of `PackedBatch.image_camera`."""
+        first = ImageSlots(*shape_of(self.image_size), self.tokens_per_image, self.images)
+        return first, *self.more
+
+    @property
+    def image_places(self) -> int:
+        """Prefix tokens of all image slots, which `prefix_source` numbers before those of text."""
+        return sum(group.number * group.tokens for group in self.groups)
 
     def prefix_length(self, images: IntOrArray, text: IntOrArray) -> IntOrArray:
         """Prefix places taken by a sample with that many images and text tokens."""
+        if self.more:
+            tokens = np.array([group.tokens for group in self.groups])
+            return counts_of(images, len(tokens)) @ tokens + text + self.state_tokens
         return images * self.tokens_per_image + text + self.state_tokens
+
+    def group_of(self, shape: tuple[int, ...], past: bool = False) -> int:
+        """The number of the group of slots for pictures of a height and width.
+
+        Raises:
+          ValueError: the model reads no such picture.
+        """
+        for number, group in enumerate(self.groups):
+            if group.shape == shape and group.past == past:
+                return number
+        when, most = (" of the past", self.more) if past else ("", self.groups)
+        sizes = " or ".join(f"{g.height} × {g.width}" for g in most if g.past == past)
+        raise ValueError(
+            f"A picture{when} has {shape[0]} × {shape[1]} pixels, but the model reads "
+            f"{sizes or 'none'}; fit pictures to the sizes in `ModelConfig.pictures`."
+        )
+
+    def holds(self, images: IntOrArray) -> Any:
+        """True, for a number or each of an array, if a row has slots for that many images."""
+        if self.more:
+            room = np.array([group.number for group in self.groups])
+            return (counts_of(images, len(room)) <= room).all(-1)
+        return images <= self.images
+
+
+def count_code(counts: Int[np.ndarray, "*n groups"]) -> Int64[np.ndarray, "*n"]:
+    """Images of each group of slots as one number, the plain number where there is one group. The
+    sum of two such numbers counts the images of both.
+
+    Raises:
+      ValueError: there are too many groups, or too many images in one of several.
+    """
+    counts = np.asarray(counts, np.int64)
+    groups = counts.shape[-1]
+    if groups > 1 and (groups > _MOST_GROUPS or counts.max(initial=0) >= _SPAN // 2):
+        raise ValueError(
+            f"There are {groups} groups of image slots with up to {counts.max()} images each; a "
+            f"row has at most {_MOST_GROUPS} groups of fewer than {_SPAN // 2}."
+        )
+    return counts @ _SPAN ** np.arange(groups)
+
+
+def counts_of(code: IntOrArray, groups: int) -> Int64[np.ndarray, "*n groups"]:
+    """The inverse of `count_code`."""
+    counts = np.asarray(code, np.int64)[..., None] // _SPAN ** np.arange(groups)
+    counts[..., :-1] %= _SPAN
+    return counts
 
 
 @dataclass(frozen=True)
@@ -59,10 +149,12 @@ class Sample:
     episode's end. `image_at`: for each image, the number of text tokens before it; if empty, the
     images come before all text. `subtask` and `action_tokens` are for the language model to
     predict, each from its own first token on. `cameras`: which of its embodiment's cameras each
-    image shows; if empty, the first ones in order. Images are in grey levels, 0 to 255.
+    image shows; if empty, the first ones in order. Images are in grey levels, 0 to 255. `past`: for
+    each image, the camera's earlier ones, the newest first; None where there is none. `past_state`
+    likewise.
     """
 
-    images: tuple[UInt8[np.ndarray, "height width 3"] | Float32[np.ndarray, "height width 3"], ...]
+    images: tuple[UInt8[np.ndarray, "_h _w 3"] | Float32[np.ndarray, "_h _w 3"], ...]
     text: Int[np.ndarray, " t"]
     state: Float[np.ndarray, " s"]
     actions: Float[np.ndarray, "h a"]
@@ -74,6 +166,23 @@ class Sample:
     subtask: Int[np.ndarray, " n"] = field(default_factory=lambda: np.zeros(0, np.int32))
     action_tokens: Int[np.ndarray, " m"] = field(default_factory=lambda: np.zeros(0, np.int32))
     cameras: tuple[int, ...] = ()
+    past: tuple[tuple[Shaped[np.ndarray, "_h _w 3"] | None, ...], ...] = ()
+    past_state: tuple[Float[np.ndarray, " s"] | None, ...] = ()
+
+
+def most_images(samples: Sequence[Sample], layout: Layout) -> int:
+    """The number of images, at least one, that a slot needs for any of the samples, with room for
+    all the past that the model reads; `layout` gives the groups."""
+    groups = layout.groups
+    counts = np.zeros(len(groups), np.int64)
+    for sample in samples:
+        own = [layout.group_of(image.shape[:2]) for image in sample.images]
+        counts = np.maximum(counts, np.bincount(own, minlength=len(groups)))
+    counts[0] = max(counts[0], bool(groups[0].height))
+    for number, group in enumerate(groups):
+        if group.past:
+            counts[number] = counts[layout.group_of(group.shape)] * layout.image_history
+    return int(count_code(counts))
 
 
 @jax.tree_util.register_dataclass
@@ -85,10 +194,16 @@ class PackedBatch:
     then come the T text tokens, then one place for the state of each slot. Positions restart with
     every sample. `image_camera` is the number of an image's camera in its embodiment. `targets`
     continue a sample's prefix: its subtask, then its action tokens, as `target_kind` says.
+
+    `more_images` has an array for each further group of slots (`Layout.more`), whose slots continue
+    the numbers of the first's. For a model that reads the past: `image_past` gives, for each image,
+    the slots of the same camera's earlier pictures, the newest first, -1 where there is none;
+    `image_age` is an image's place in that list of a present one, from 1 on, and 0 for present
+    ones. `past_state` and `past_state_mask` give the earlier states, the newest first.
     """
 
     images: UInt8[Array, "r i height width 3"] | Float32[Array, "r i height width 3"]
-    image_camera: Int[Array, "r i"]
+    image_camera: Int[Array, "r all_i"]
     text: Int[Array, "r t"]
     prefix_source: Int[Array, "r p"]
     prefix_segment: Int[Array, "r p"]
@@ -101,6 +216,11 @@ class PackedBatch:
     sample_id: Int[Array, "r k"]
     targets: Int[Array, "r k l"]
     target_kind: Int[Array, "r k l"]
+    more_images: tuple[UInt8[Array, "r _i _h _w 3"] | Float32[Array, "r _i _h _w 3"], ...] = ()
+    image_past: Int[Array, "r all_i t"] | None = None
+    image_age: Int[Array, "r all_i"] | None = None
+    past_state: Float[Array, "r k p s"] | None = None
+    past_state_mask: Bool[Array, "r k p"] | None = None
 
     def __repr__(self) -> str:
         arrays = (f"{name}={_spelt(x)}" for name, x in _members(self))
@@ -119,12 +239,12 @@ class PackedBatch:
 
 
 class Places(NamedTuple):
-    """Positions of n samples: their row and slot, and the first of the row's image slots that they
-    fill."""
+    """Positions of n samples: their row and slot, and the image slots of up to m images; -1 past a
+    sample's last one."""
 
     row: Int64[np.ndarray, " n"]
     slot: Int64[np.ndarray, " n"]
-    image: Int64[np.ndarray, " n"]
+    image: Int64[np.ndarray, "n m"]
 
 
 def lay_out(
@@ -134,7 +254,8 @@ def lay_out(
     layout: Layout,
     *,
     image_at: Int[np.ndarray, "n m"] | None = None,
-    pictures: Shaped[np.ndarray, "r i h w 3"] | None = None,
+    group: Int[np.ndarray, "n m"] | None = None,
+    pictures: Sequence[Shaped[np.ndarray, "r _i _h _w 3"]] | None = None,
 ) -> tuple[dict[str, Any], Places]:
     """A batch's arrays (numpy) by name, with text and prefix filled in, and the positions for the
     rest.
@@ -143,10 +264,12 @@ def lay_out(
 
     Args:
       samples: number of samples in each row; a row holds consecutive ones.
-      images: number of images of each sample.
+      images: number of images of each sample, past ones included.
       text: token ids of each sample.
       image_at: as in `Sample`; entries past a sample's last image are ignored.
-      pictures: used as the batch's images; only the slots that no sample takes are blackened.
+      group: the group of slots that each image belongs to; the first, if None.
+      pictures: used as the batch's images, an array for each group; only the slots that no sample
+        takes are blackened.
 
     Raises:
       ValueError: a row asks for more samples, images, text tokens or prefix places than the layout
@@ -154,26 +277,41 @@ def lay_out(
     """
     lay, counts = layout, np.asarray(samples, np.int64)
     images, words = np.asarray(images, np.int64), np.array([len(t) for t in text], np.int64)
-    lengths = lay.prefix_length(images, words)
+    number, groups = np.arange(images.max(initial=0)), lay.groups
+    has = number < images[:, None]
+    if group is None:
+        group = np.zeros(has.shape, np.int64)
+    of = [has & (group == which) for which in range(len(groups))]
+    by_group = np.stack([own.sum(axis=1) for own in of])
+    lengths = np.array([g.tokens for g in groups]) @ by_group + words + lay.state_tokens
     ones = np.ones_like(words)
-    before, whole = _in_rows(np.stack([ones, images, words, lengths]), counts)
-    slot, first_image, first_word, _ = before
-    for name, amounts in zip(("samples", "images", "text", "prefix"), whole, strict=True):
-        _check_budget(name, amounts, lay)
+    before, whole = _in_rows(np.stack([ones, words, lengths, *by_group]), counts)
+    slot, first_word = before[:2]
+    _check_budget("samples", whole[0], lay.samples)
+    places, tokens, starts = np.full(has.shape, -1), np.zeros_like(group), np.zeros_like(group)
+    slots = token = 0
+    for own, first, amounts, each in zip(of, before[3:], whole[3:], groups, strict=True):
+        _check_budget("images", amounts, each.number, each if lay.more else None)
+        at = (first[:, None] + own.cumsum(axis=1) - 1)[own]
+        places[own], starts[own], tokens[own] = slots + at, token + at * each.tokens, each.tokens
+        slots, token = slots + each.number, token + each.number * each.tokens
+    _check_budget("text", whole[1], lay.text)
+    _check_budget("prefix", whole[2], lay.prefix)
     arrays = _blank(len(counts), lay, pictures)
-    used = np.arange(lay.prefix) < whole[3, :, None]
-    sources = _sources(slot, first_image, images, first_word, words, lay, image_at)
+    used = np.arange(lay.prefix) < whole[2, :, None]
+    sources = _sources(slot, starts, tokens, first_word, words, lay, image_at)
     arrays["prefix_source"][used] = sources
     arrays["prefix_segment"][used] = np.repeat(slot + 1, lengths)
-    starts = np.repeat(lengths.cumsum() - lengths, lengths)
-    arrays["prefix_position"][used] = np.arange(len(starts)) - starts
+    begins = np.repeat(lengths.cumsum() - lengths, lengths)
+    arrays["prefix_position"][used] = np.arange(len(begins)) - begins
     if len(words):
-        arrays["text"][np.arange(lay.text) < whole[2, :, None]] = np.concatenate(list(text))
+        arrays["text"][np.arange(lay.text) < whole[1, :, None]] = np.concatenate(list(text))
     row = np.repeat(np.arange(len(counts)), counts)
     arrays["weight"][row, slot] = 1
     if pictures is not None:
-        pictures[np.arange(lay.images) >= whole[1, :, None]] = 0
-    return arrays, Places(row, slot, first_image)
+        for array, amounts in zip(pictures, whole[3:], strict=True):
+            array[np.arange(array.shape[1]) >= amounts[:, None]] = 0
+    return arrays, Places(row, slot, places)
 
 
 def pack(rows: Sequence[Sequence[Sample]], layout: Layout) -> PackedBatch:
@@ -181,27 +319,41 @@ def pack(rows: Sequence[Sequence[Sample]], layout: Layout) -> PackedBatch:
 
     Raises:
       ValueError: a row asks for more samples, images, text tokens or prefix places than the layout
-        has, or a sample for more targets, or its `image_at` does not fit its images and text.
+        has, or a sample for more targets, an image is of no size that the layout has, or a sample's
+        `image_at` does not fit its images and text.
     """
     samples = [sample for row in rows for sample in row]
-    images = np.array([len(sample.images) for sample in samples], np.int64)
-    image_at = np.zeros((len(samples), images.max(initial=0)), np.int64)
-    for at, sample in zip(image_at, samples, strict=True):
+    shown = [_shown(sample, layout) for sample in samples]
+    images = np.array([len(pictures) for pictures in shown], np.int64)
+    group, image_at = np.zeros((2, len(samples), images.max(initial=0)), np.int64)
+    for i, (sample, pictures) in enumerate(zip(samples, shown, strict=True)):
         _check_image_at(sample)
-        at[: len(sample.image_at)] = sample.image_at
+        image_at[i, : len(sample.image_at)] = sample.image_at
+        group[i, : len(pictures)] = [picture.group for picture in pictures]
     counts = np.array([len(row) for row in rows], np.int64)
     text = [sample.text for sample in samples]
-    arrays, places = lay_out(counts, images, text, layout, image_at=image_at)
-    kinds = [image.dtype for sample in samples for image in sample.images]
-    arrays["images"] = arrays["images"].astype(np.result_type(np.uint8, *kinds))
-    for sample, i, j, first in zip(samples, *(p.tolist() for p in places), strict=True):
-        taken = slice(first, first + len(sample.images))
-        for slot, image in enumerate(sample.images, first):
-            arrays["images"][i, slot] = image
-        arrays["image_camera"][i, taken] = sample.cameras or range(len(sample.images))
+    arrays, places = lay_out(counts, images, text, layout, image_at=image_at, group=group)
+    kinds = {picture.image.dtype for pictures in shown for picture in pictures}
+    dtype = np.result_type(np.uint8, *kinds)
+    filled = [array.astype(dtype) for array in (arrays["images"], *arrays["more_images"])]
+    arrays["images"], arrays["more_images"] = filled[0], tuple(filled[1:])
+    firsts = np.cumsum([0, *(each.number for each in layout.groups)])
+    for sample, pictures, i, j, at in zip(
+        samples, shown, *(p.tolist() for p in places), strict=True
+    ):
+        for slot, (image, which, camera, past, age) in zip(at, pictures, strict=False):
+            filled[which][i, slot - firsts[which]] = image
+            arrays["image_camera"][i, slot] = camera
+            if layout.image_history:
+                earlier = [at[number] if number >= 0 else -1 for number in past]
+                arrays["image_past"][i, slot, : len(past)] = earlier
+                arrays["image_age"][i, slot] = age
         for name in ("state", "actions", "action_mask", "embodiment", "weight"):
             arrays[name][i, j] = getattr(sample, name)
         arrays["sample_id"][i, j] = np.uint32(sample.id & 0xFFFFFFFF).astype(np.int32)
+        for age, state in enumerate(sample.past_state):
+            if state is not None:
+                arrays["past_state"][i, j, age], arrays["past_state_mask"][i, j, age] = state, True
         put_targets(arrays, (i, j), sample.subtask, sample.action_tokens)
     return PackedBatch(**arrays)
 
@@ -238,13 +390,33 @@ def prefix_tokens(
     share them.
 
     Args:
-      images: tokens of every image slot, b = r · i.
+      images: tokens of every image slot that fills places, b = r · i.
       more: tokens of text and, where the model reads it there, of the state.
     """
     rows = batch.images.shape[0]
     every = jnp.concatenate([images.reshape(rows, -1, images.shape[-1]), *more], axis=1)
     x = jnp.take_along_axis(every, batch.prefix_source[..., None], axis=1)
     return constrain(x, ROWS, "context")
+
+
+def image_owners(batch: PackedBatch, tokens: Sequence[int]) -> Int[Array, "r all_i"]:
+    """Segment of the sample that the picture in each image slot belongs to, 0 where it is empty.
+
+    Args:
+      tokens: prefix places that a picture of each size fills, as in `ModelConfig.pictures`.
+    """
+    arrays, before, owners = (batch.images, *batch.more_images), 0, []
+    for array, each in zip(arrays, tokens, strict=False):
+        begins = batch.prefix_source[:, :, None] == before + jnp.arange(array.shape[1]) * each
+        owners.append(jnp.where(begins, batch.prefix_segment[:, :, None], 0).max(axis=1))
+        before += array.shape[1] * each
+    owner = jnp.concatenate(owners, axis=1) if owners[1:] else owners[0]
+    if batch.image_past is None:
+        return owner
+    owner = jnp.pad(owner, ((0, 0), (0, batch.image_camera.shape[1] - owner.shape[1])))
+    past = jnp.where(batch.image_past < 0, owner.shape[1], batch.image_past)
+    row = jnp.arange(owner.shape[0])[:, None, None]
+    return owner.at[row, past].max(owner[:, :, None], mode="drop")
 
 
 def _members(batch: PackedBatch) -> list[tuple[str, Any]]:
@@ -264,14 +436,55 @@ def _is_held(x: Any) -> bool:
     return isinstance(x, np.ndarray) or (isinstance(x, jax.Array) and x.is_fully_addressable)
 
 
-def _blank(rows: int, lay: Layout, pictures: np.ndarray | None) -> dict[str, Any]:
-    places, slots, size = (rows, lay.prefix), (rows, lay.samples), lay.image_size
-    chunks = (*slots, lay.horizon, lay.action_dim)
+class _Shown(NamedTuple):
+    """A picture of a sample; `past` numbers earlier ones among the sample's pictures."""
+
+    image: Shaped[np.ndarray, "_h _w 3"]
+    group: int
+    camera: int
+    past: tuple[int, ...]
+    age: int
+
+
+def _shown(sample: Sample, lay: Layout) -> list[_Shown]:
+    """A sample's present pictures in order, then its past ones, each once."""
+    cameras = sample.cameras or range(len(sample.images))
+    earlier: list[_Shown] = []
+    shown = []
+    for number, (image, camera) in enumerate(zip(sample.images, cameras, strict=True)):
+        past, seen = [], {id(image): number}
+        for picture in sample.past[number] if sample.past else ():
+            if picture is None:
+                past.append(-1)
+                continue
+            if id(picture) not in seen:
+                seen[id(picture)] = len(sample.images) + len(earlier)
+                group, age = lay.group_of(picture.shape[:2], past=True), len(past) + 1
+                earlier.append(_Shown(picture, group, camera, (), age))
+            past.append(seen[id(picture)])
+        shown.append(_Shown(image, lay.group_of(image.shape[:2]), camera, tuple(past), 0))
+        for at in set(past) - {number, -1}:
+            one = earlier[at - len(sample.images)]
+            earlier[at - len(sample.images)] = one._replace(past=tuple(past[one.age :]))
+    return shown + earlier
+
+
+def _blank(rows: int, lay: Layout, pictures: Sequence[np.ndarray] | None) -> dict[str, Any]:
+    places, slots, groups = (rows, lay.prefix), (rows, lay.samples), lay.groups
+    chunks, images = (*slots, lay.horizon, lay.action_dim), sum(g.number for g in groups)
     if pictures is None:
-        pictures = np.zeros((rows, lay.images, size, size, 3), np.uint8)
-    return {
-        "images": pictures,
-        "image_camera": np.zeros((rows, lay.images), np.int32),
+        pictures = [np.zeros((rows, g.number, *g.shape, 3), np.uint8) for g in groups]
+    past: dict[str, Any] = {}
+    if lay.image_history:
+        past["image_past"] = np.full((rows, images, lay.image_history), -1, np.int32)
+        past["image_age"] = np.zeros((rows, images), np.int32)
+    if lay.state_history:
+        past["past_state"] = np.zeros((*slots, lay.state_history, lay.state_dim), np.float32)
+        past["past_state_mask"] = np.zeros((*slots, lay.state_history), bool)
+    return past | {
+        "images": pictures[0],
+        "more_images": tuple(pictures[1:]),
+        "image_camera": np.zeros((rows, images), np.int32),
         "text": np.zeros((rows, lay.text), np.int32),
         "prefix_source": np.zeros(places, np.int32),
         "prefix_segment": np.zeros(places, np.int32),
@@ -300,8 +513,8 @@ def _in_rows(
 
 def _sources(
     slot: Int64[np.ndarray, " n"],
-    first_image: Int64[np.ndarray, " n"],
-    images: Int64[np.ndarray, " n"],
+    images: Int64[np.ndarray, "n m"],
+    tokens: Int64[np.ndarray, "n m"],
     first_word: Int64[np.ndarray, " n"],
     words: Int64[np.ndarray, " n"],
     lay: Layout,
@@ -309,32 +522,32 @@ def _sources(
 ) -> Int64[np.ndarray, " p"]:
     """Contents of all samples' prefix places: pieces that each count up from their start.
 
-    A sample's pieces are text and image in turn, then the rest of its text, then its state.
+    A sample's pieces are text and image in turn, then the rest of its text, then its state. Image
+    m begins at the row's image token `images` and has `tokens` of them.
     """
-    number = np.arange(images.max(initial=0))
-    has = number < images[:, None]
-    cuts = np.zeros((len(slot), len(number) + 2), np.int64)
+    cuts = np.zeros((len(slot), images.shape[1] + 2), np.int64)
     if image_at is not None:
-        np.maximum.accumulate(np.where(has, image_at, 0), axis=1, out=cuts[:, 1:-1])
+        np.maximum.accumulate(np.where(tokens > 0, image_at, 0), axis=1, out=cuts[:, 1:-1])
     cuts[:, -1] = words
-    text_base = lay.images * lay.tokens_per_image
-    starts = np.empty((len(slot), 2 * len(number) + 2), np.int64)
+    starts = np.empty((len(slot), 2 * images.shape[1] + 2), np.int64)
     lengths = np.empty_like(starts)
-    starts[:, :-1:2] = text_base + first_word[:, None] + cuts[:, :-1]
+    starts[:, :-1:2] = lay.image_places + first_word[:, None] + cuts[:, :-1]
     lengths[:, :-1:2] = cuts[:, 1:] - cuts[:, :-1]
-    starts[:, 1:-1:2] = (first_image[:, None] + number) * lay.tokens_per_image
-    lengths[:, 1:-1:2] = has * lay.tokens_per_image
-    starts[:, -1] = text_base + lay.text + slot
+    starts[:, 1:-1:2], lengths[:, 1:-1:2] = images, tokens
+    starts[:, -1] = lay.image_places + lay.text + slot
     lengths[:, -1] = lay.state_tokens
     ends = lengths.cumsum().reshape(lengths.shape)
     return np.repeat(starts - ends + lengths, lengths.ravel()) + np.arange(lengths.sum())
 
 
-def _check_budget(name: str, amounts: Int64[np.ndarray, " r"], layout: Layout) -> None:
-    amount, limit = amounts.max(initial=0), getattr(layout, name)
+def _check_budget(
+    name: str, amounts: Int64[np.ndarray, " r"], limit: int, of: ImageSlots | None = None
+) -> None:
+    amount = amounts.max(initial=0)
     if amount > limit:
+        size = "" if of is None else f" of {of.height} × {of.width} pixels"
         raise ValueError(
-            f"A row needs {amount} {name} places but the layout has {limit}; "
+            f"A row needs {amount} {name} places{size} but the layout has {limit}; "
             f"raise layout.{name} or shorten the prompt."
         )
 

@@ -1,4 +1,4 @@
-"""Pictures of any size fitted to the square that a model sees, in each way in which released
+"""Pictures of any size fitted to the size that a model sees, in each way in which released
 policies were trained: openpi's (Pillow), LeRobot's (torch's `interpolate`), and GR00T's
 (torchvision).
 
@@ -6,6 +6,7 @@ The ways differ by several grey levels at edges, for which a policy returns othe
 """
 
 from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar, Literal
@@ -17,13 +18,26 @@ from PIL import Image
 from models.files.bounds import LARGEST_IMAGE, check_size
 from models.inputs.parts import InputPart, part_class
 
+Size = int | tuple[int, int]
+"""Height and width of a picture in pixels, or the side of a square."""
+
 _MIDDLE = 0.95
+
+
+def shape_of(size: Size) -> tuple[int, int]:
+    """Height and width."""
+    return (size, size) if isinstance(size, int) else size
+
+
+def sizes_told(sizes: Iterable[tuple[int, int]]) -> str:
+    """Heights and widths as text, for errors."""
+    return " and ".join(f"{height} × {width}" for height, width in sizes) or "no pixels"
 
 
 @dataclass(frozen=True)
 class PictureFit(InputPart):
-    """A way to fit pictures to a square of `size` pixels a side, in grey levels from 0 to 255: a
-    dataclass made as `class Mine(PictureFit, kind="mine")`.
+    """A way to fit pictures to a `size`, in grey levels from 0 to 255: a dataclass made as
+    `class Mine(PictureFit, kind="mine")`.
 
     `dtype`: uint8 if it rounds to grey levels, else float32. `border`: the level beside a picture
     whose aspect is kept. `whole`: False if it cuts off edges.
@@ -32,31 +46,37 @@ class PictureFit(InputPart):
       ValueError: the size is out of bounds.
     """
 
-    size: int
+    size: Size
 
     dtype: ClassVar[type[np.generic]] = np.uint8
     border: ClassVar[float] = 0.0
     whole: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_size("image_size", self.size, LARGEST_IMAGE)
-
-    @abstractmethod
-    def __call__(self, image: UInt8[np.ndarray, "_h _w 3"]) -> Shaped[np.ndarray, "s s 3"]:
-        """The picture in the square, in its middle if the aspect is kept."""
+        for side in self.shape:
+            check_size("image_size", side, LARGEST_IMAGE)
 
     @property
-    def black(self) -> Shaped[np.ndarray, "s s 3"]:
+    def shape(self) -> tuple[int, int]:
+        """Height and width."""
+        return shape_of(self.size)
+
+    @abstractmethod
+    def __call__(self, image: UInt8[np.ndarray, "_h _w 3"]) -> Shaped[np.ndarray, "h w 3"]:
+        """The fitted picture, in the middle of its size if the aspect is kept."""
+
+    @property
+    def black(self) -> Shaped[np.ndarray, "h w 3"]:
         """A black picture, which an absent camera shows to a model that is never without."""
-        return np.zeros((self.size, self.size, 3), self.dtype)
+        return np.zeros((*self.shape, 3), self.dtype)
 
 
 @dataclass(frozen=True)
 class Antialiased(PictureFit, kind="antialiased"):
     """Pillow's bilinear filter, which averages when it shrinks; black borders (openpi)."""
 
-    def __call__(self, image: UInt8[np.ndarray, "_h _w 3"]) -> UInt8[np.ndarray, "s s 3"]:
-        return resize_with_pad(image, self.size)
+    def __call__(self, image: UInt8[np.ndarray, "_h _w 3"]) -> UInt8[np.ndarray, "h w 3"]:
+        return resize_with_pad(image, self.shape)
 
 
 @dataclass(frozen=True)
@@ -65,9 +85,9 @@ class Bilinear(PictureFit, kind="bilinear"):
 
     dtype = np.float32
 
-    def __call__(self, image: UInt8[np.ndarray, "_h _w 3"]) -> Float32[np.ndarray, "s s 3"]:
-        high, wide = fitted_size(image.shape[0], image.shape[1], self.size)
-        return _in_the_middle(_bilinear(image, high, wide), self.size, self.border)
+    def __call__(self, image: UInt8[np.ndarray, "_h _w 3"]) -> Float32[np.ndarray, "h w 3"]:
+        high, wide = fitted_size(image.shape[0], image.shape[1], self.shape)
+        return _in_the_middle(_bilinear(image, high, wide), self.shape, self.border)
 
 
 @dataclass(frozen=True)
@@ -81,8 +101,8 @@ class BilinearDark(Bilinear, kind="bilinear-dark"):
 class Stretched(PictureFit, kind="stretched"):
     """torchvision's bicubic filter, each side by its own factor (GR00T in LeRobot)."""
 
-    def __call__(self, image: UInt8[np.ndarray, "_h _w 3"]) -> UInt8[np.ndarray, "s s 3"]:
-        return _bicubic(image, self.size)
+    def __call__(self, image: UInt8[np.ndarray, "_h _w 3"]) -> UInt8[np.ndarray, "h w 3"]:
+        return _bicubic(image, self.shape)
 
 
 @dataclass(frozen=True)
@@ -92,11 +112,11 @@ class StretchedMiddle(PictureFit, kind="stretched-middle"):
 
     whole = False
 
-    def __call__(self, image: UInt8[np.ndarray, "_h _w 3"]) -> UInt8[np.ndarray, "s s 3"]:
-        return _middle(image, self.size)
+    def __call__(self, image: UInt8[np.ndarray, "_h _w 3"]) -> UInt8[np.ndarray, "h w 3"]:
+        return _middle(image, self.shape)
 
 
-def picture_fit(kind: str, size: int) -> PictureFit:
+def picture_fit(kind: str, size: Size) -> PictureFit:
     """The fit of a kind.
 
     Raises:
@@ -113,37 +133,39 @@ def in_grey_levels(picture: Shaped[np.ndarray, "_h _w 3"]) -> UInt8[np.ndarray, 
     return np.rint(picture).clip(0, 255).astype(np.uint8)
 
 
-def set_border(square: Shaped[np.ndarray, "s s 3"], border: float, source: tuple[int, int]) -> None:
-    """Sets what lies beside a picture in its square; `source` is its height and width before it was
-    fitted with its aspect kept."""
-    size = len(square)
-    high, wide = fitted_size(*source, size)
-    top, left = (size - high) // 2, (size - wide) // 2
-    square[:top], square[top + high :] = border, border
-    square[:, :left], square[:, left + wide :] = border, border
+def set_border(
+    picture: Shaped[np.ndarray, "h w 3"], border: float, source: tuple[int, int]
+) -> None:
+    """Sets what lies beside the inner part of a fitted picture; `source` is its height and width
+    before it was fitted with its aspect kept."""
+    high, wide = fitted_size(*source, picture.shape[:2])
+    top, left = (picture.shape[0] - high) // 2, (picture.shape[1] - wide) // 2
+    picture[:top], picture[top + high :] = border, border
+    picture[:, :left], picture[:, left + wide :] = border, border
 
 
-def resize_with_pad(image: Shaped[np.ndarray, "_h _w 3"], size: int) -> UInt8[np.ndarray, "s s 3"]:
-    """Bilinear resize to fit a black square of `size`, keeping the aspect (as openpi does)."""
-    if image.shape[:2] == (size, size):
+def resize_with_pad(image: Shaped[np.ndarray, "_h _w 3"], size: Size) -> UInt8[np.ndarray, "h w 3"]:
+    """Bilinear resize to fit a black picture of `size`, keeping the aspect (as openpi does)."""
+    shape = shape_of(size)
+    if image.shape[:2] == shape:
         return image
-    high, wide = fitted_size(image.shape[0], image.shape[1], size)
+    high, wide = fitted_size(image.shape[0], image.shape[1], shape)
     small = Image.fromarray(image).resize((wide, high), Image.Resampling.BILINEAR)
-    return _in_the_middle(np.asarray(small), size, 0)
+    return _in_the_middle(np.asarray(small), shape, 0)
 
 
-def fitted_size(height: int, width: int, size: int) -> tuple[int, int]:
-    """Height and width of a picture that fits into a square of `size`, its aspect kept."""
-    ratio = max(width / size, height / size)
+def fitted_size(height: int, width: int, shape: tuple[int, ...]) -> tuple[int, int]:
+    """Height and width of a picture that fits into a height and width, its aspect kept."""
+    ratio = max(width / shape[1], height / shape[0])
     return max(1, int(height / ratio)), max(1, int(width / ratio))
 
 
 def _in_the_middle(
-    small: Shaped[np.ndarray, "_h _w 3"], size: int, border: float
-) -> Shaped[np.ndarray, "s s 3"]:
+    small: Shaped[np.ndarray, "_h _w 3"], shape: tuple[int, int], border: float
+) -> Shaped[np.ndarray, "h w 3"]:
     high, wide = small.shape[:2]
-    out = np.full((size, size, 3), border, small.dtype)
-    top, left = (size - high) // 2, (size - wide) // 2
+    out = np.full((*shape, 3), border, small.dtype)
+    top, left = (shape[0] - high) // 2, (shape[1] - wide) // 2
     out[top : top + high, left : left + wide] = small
     return out
 
@@ -167,26 +189,30 @@ def _lines(image: Float[np.ndarray, "_n _m 3"], count: int) -> Float32[np.ndarra
     return image[first] * (1 - weight) + image[second] * weight
 
 
-def _bicubic(image: UInt8[np.ndarray, "_h _w 3"], size: int) -> UInt8[np.ndarray, "s s 3"]:
+def _bicubic(
+    image: UInt8[np.ndarray, "_h _w 3"], shape: tuple[int, int]
+) -> UInt8[np.ndarray, "h w 3"]:
     """Resize in integers, antialiased, as torch does of uint8: first rows, then columns, each sum
     of 16-bit weights rounded."""
     for axis in (1, 0):
-        if image.shape[axis] != size:
-            weights, precision = _fixed_point(image.shape[axis], size)
+        if image.shape[axis] != shape[axis]:
+            weights, precision = _fixed_point(image.shape[axis], shape[axis])
             sums = np.tensordot(weights, image, (1, axis)) + (1 << (precision - 1))
             rounded = np.floor(sums / (1 << precision)).clip(0, 255).astype(np.uint8)
             image = np.moveaxis(rounded, 0, axis)
     return np.ascontiguousarray(image)
 
 
-def _middle(image: UInt8[np.ndarray, "_h _w 3"], size: int) -> UInt8[np.ndarray, "s s 3"]:
+def _middle(
+    image: UInt8[np.ndarray, "_h _w 3"], shape: tuple[int, int]
+) -> UInt8[np.ndarray, "h w 3"]:
     """Resizes the middle in floats from 0 to 1, and truncates to grey levels at the end."""
     sides = [int(side * _MIDDLE) for side in image.shape[:2]]
     top, left = (round((a - b) / 2) for a, b in zip(image.shape, sides, strict=False))
     cut = image[top : top + sides[0], left : left + sides[1]].astype(np.float32) / np.float32(255)
     for axis in (1, 0):
-        if cut.shape[axis] != size:
-            cut = np.moveaxis(_in_turn(np.moveaxis(cut, axis, 0), size), 0, axis)
+        if cut.shape[axis] != shape[axis]:
+            cut = np.moveaxis(_in_turn(np.moveaxis(cut, axis, 0), shape[axis]), 0, axis)
     return np.ascontiguousarray((cut * np.float32(255)).astype(np.uint8))
 
 

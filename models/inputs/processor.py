@@ -8,17 +8,19 @@ policy derives its processor from that policy's. A processor is JSON and is stor
 checkpoint.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int, UInt8
 
 from models.files.bounds import LARGEST_DIMS, LARGEST_HORIZON, check_size
+from models.files.older_processor import current_fields
 from models.inputs.action_tokens import ActionTokens
 from models.inputs.embodiment import Embodiment
-from models.inputs.older_processor import current_fields
+from models.inputs.history import NOW, History
 from models.inputs.packed_batch import Sample
 from models.inputs.pictures import PictureFit
 from models.inputs.prompts import PromptReader, StateInput, normalized
@@ -40,6 +42,7 @@ class Columns(NamedTuple):
     action_tokens: list[Int[np.ndarray, " _m"]]
     shown: Bool[np.ndarray, "n c"]
     """Cameras with a picture, black ones included."""
+    past_state: Float32[np.ndarray, "n p s"]
 
 
 @dataclass(frozen=True)
@@ -48,15 +51,17 @@ class Processor:
 
     `state_input`: where the model reads the state, see `ModelConfig`. `embodiments`: robots, with
     their scales. `prompts`: how text is read, None for a model without language. `pictures`: how
-    pictures are fitted. `black_absent`: an absent camera is seen as a black picture (openpi's
-    π0-FAST), else it costs nothing. With `targets`, samples also carry their action chunk as
+    pictures are fitted, or a way for each camera by its number; () for a model without pictures.
+    `black_absent`: an absent camera is seen as a black picture (openpi's π0-FAST), else it costs
+    nothing. With `targets`, samples also carry their action chunk as
     tokens. With `subtask_limit`, a policy predicts what to do next, in up to that many tokens,
-    before it acts.
+    before it acts. `observed`: what is read of the past.
 
     Raises:
       ValueError: a size is out of bounds, there are no embodiments, two share a name, one has more
-        dims than the model, the prompt has a state that the model does not read there (or the
-        reverse), or ids of action tokens overlap those of the words.
+        cameras or dims than the model, `observed` has states where they are text, the prompt has
+        a state that the model does not read there (or the reverse), or ids of action tokens overlap
+        those of the words.
     """
 
     state_dim: int
@@ -65,10 +70,11 @@ class Processor:
     state_input: StateInput
     embodiments: tuple[Embodiment, ...]
     prompts: PromptReader | None
-    pictures: PictureFit
+    pictures: PictureFit | tuple[PictureFit, ...]
     black_absent: bool = False
     targets: ActionTokens | None = None
     subtask_limit: int = 0
+    observed: History = NOW
 
     def __post_init__(self) -> None:
         check_size("state_dim", self.state_dim, LARGEST_DIMS)
@@ -88,6 +94,16 @@ class Processor:
                     f"Embodiment '{robot.name}' has {dims[0]} state and {dims[1]} action dims, but "
                     f"the model takes up to {self.state_dim} and {self.action_dim}."
                 )
+            if len(robot.cameras) > len(self.fits) > 1:
+                raise ValueError(
+                    f"Embodiment '{robot.name}' has cameras {list(robot.cameras)}, but the model "
+                    f"reads {len(self.fits)}; choose cameras in a mixture."
+                )
+        if self.state_input == "text" and self.observed.state:
+            raise ValueError(
+                "state_input is 'text', in which past states are not spelt; leave 'state' out of "
+                "observed, or read the state elsewhere."
+            )
         spelt = self.prompts is not None and self.prompts.spells_state
         if spelt != (self.state_input == "text"):
             raise ValueError(
@@ -132,9 +148,23 @@ class Processor:
         return replace(self, prompts=replace(self.prompts, limit=limit))
 
     @property
-    def image_size(self) -> int:
-        """Side of the pictures that the model sees."""
-        return self.pictures.size
+    def fits(self) -> tuple[PictureFit, ...]:
+        """The ways in which pictures are fitted: one for all cameras, or one for each."""
+        return (self.pictures,) if isinstance(self.pictures, PictureFit) else self.pictures
+
+    def fit(self, camera: int) -> PictureFit:
+        """The way in which a camera's pictures are fitted, by its number."""
+        return self.fits[camera if len(self.fits) > 1 else 0]
+
+    @property
+    def image_sizes(self) -> tuple[tuple[int, int], ...]:
+        """Heights and widths of the pictures that the model sees, each once."""
+        return tuple(dict.fromkeys(fit.shape for fit in self.fits))
+
+    @property
+    def image_dtype(self) -> np.dtype:
+        """uint8 if all pictures are in whole grey levels, else float32."""
+        return np.result_type(np.uint8, *(fit.dtype for fit in self.fits))
 
     @property
     def text_limit(self) -> int:
@@ -177,6 +207,7 @@ class Processor:
         actions: Float[np.ndarray, "n _h _a"] | None = None,
         valid: Bool[np.ndarray, "n _h"] | None = None,
         subtasks: Sequence[str | None] | None = None,
+        past_state: Float[np.ndarray, "n p _s"] | None = None,
     ) -> Columns:
         """Samples in the model's units from those in the robot's.
 
@@ -189,14 +220,15 @@ class Processor:
             instead of the others. A sample without any has nothing to learn from.
           subtasks: what to do next, in words; in training the model learns to predict it, and in
             acting it carries it out.
+          past_state: earlier states, the newest first, in the dataset's units.
 
         Raises:
           ValueError: the number of state dims or of action dims is not the embodiment's, a prompt
             is longer than `text_limit`, or FAST cannot spell the actions.
         """
         padded, chunks, masks = self.numbers(state, actions, valid, embodiment=embodiment)
-        if self.black_absent:
-            shown = np.ones_like(shown)
+        if self.black_absent or not self.fits:
+            shown = np.full_like(shown, bool(self.fits))
         counts, dims = shown.sum(axis=1).tolist(), len(self.embodiments[embodiment].state.offset)
         read = [
             self._text(prompt, one, dims, pictures)
@@ -215,6 +247,7 @@ class Processor:
                 for chunk, mask in zip(chunks, masks, strict=True)
             ],
             shown,
+            self._past_states(past_state, len(padded), embodiment),
         )
 
     def sample(
@@ -227,15 +260,20 @@ class Processor:
         actions: Float[np.ndarray, "_h _a"] | None = None,
         valid: Bool[np.ndarray, " _h"] | None = None,
         subtask: str | None = None,
+        past: Mapping[str, Sequence[np.ndarray | None]] = MappingProxyType({}),
         id: int = 0,
     ) -> Sample:
         """`columns` of one sample, with its pictures.
 
         Args:
           images: one per camera of the embodiment, in its order; any size; None where absent.
+          past: earlier values of "state" and of cameras by name, the newest first, as many as
+            `observed` says; None before the episode's start. A value that stands there again, or is
+            the present one, is the same array. Without an entry, all are None.
 
         Raises:
-          ValueError: as `columns`, or the number of images is not the embodiment's.
+          ValueError: as `columns`, or the number of images is not the embodiment's, or a past is of
+            another length.
         """
         robot = self.embodiments[embodiment]
         if len(images) != len(robot.cameras):
@@ -243,6 +281,9 @@ class Processor:
                 f"Embodiment '{robot.name}' has cameras {list(robot.cameras)}, "
                 f"got {len(images)} images."
             )
+        self._check_past(past, robot)
+        states = past.get("state", [None] * len(self.observed.state))
+        nothing = np.zeros(np.shape(state))
         one = self.columns(
             [prompt],
             np.asarray(state)[None],
@@ -251,11 +292,14 @@ class Processor:
             actions=None if actions is None else actions[None],
             valid=None if valid is None else valid[None],
             subtasks=[subtask],
+            past_state=np.array([[nothing if x is None else x for x in states]])
+            if states
+            else None,
         )
         cameras = tuple(np.flatnonzero(one.shown[0]).tolist())
-        seen = (images[camera] for camera in cameras)
+        fitted = [self._fitted(robot, camera, images[camera], past) for camera in cameras]
         return Sample(
-            images=tuple(self.pictures.black if x is None else self.pictures(x) for x in seen),
+            images=tuple(now for now, _ in fitted),
             text=one.text[0],
             state=one.state[0],
             actions=one.actions[0],
@@ -266,6 +310,11 @@ class Processor:
             subtask=one.subtask[0],
             action_tokens=one.action_tokens[0],
             cameras=cameras,
+            past=tuple(earlier for _, earlier in fitted) if self.observed.pictures else (),
+            past_state=tuple(
+                None if given is None else scaled
+                for given, scaled in zip(states, one.past_state[0], strict=True)
+            ),
         )
 
     def subtask_tokens(self, subtask: str) -> Int[np.ndarray, " t"]:
@@ -345,6 +394,43 @@ class Processor:
         if isinstance(prompt, str):
             return self.prompts.read(prompt, state, dims, pictures)
         return self.prompts.checked(prompt, "given as tokens"), ()
+
+    def _check_past(
+        self, past: Mapping[str, Sequence[np.ndarray | None]], robot: Embodiment
+    ) -> None:
+        wanted = self.observed.columns(robot.cameras)
+        for name, values in past.items():
+            if len(values) != len(wanted.get(name, ())):
+                raise ValueError(
+                    f"The past of '{name}' has {len(values)} values, but the policy reads "
+                    f"{len(wanted.get(name, ()))}; give those of processor.observed."
+                )
+
+    def _fitted(
+        self,
+        robot: Embodiment,
+        camera: int,
+        image: UInt8[np.ndarray, "_h _w 3"] | None,
+        past: Mapping[str, Sequence[np.ndarray | None]],
+    ) -> tuple[np.ndarray, tuple[np.ndarray | None, ...]]:
+        """A camera's picture and its earlier ones; the same array is fitted once."""
+        fit, name = self.fit(camera), robot.cameras[camera]
+        now = fit.black if image is None else fit(image)
+        made = {} if image is None else {id(image): now}
+        earlier = past.get(name, [None] * len(self.observed.camera(name)))
+        for x in earlier:
+            if x is not None and id(x) not in made:
+                made[id(x)] = fit(x)
+        return now, tuple(None if x is None else made[id(x)] for x in earlier)
+
+    def _past_states(
+        self, past: Float[np.ndarray, "n p _s"] | None, count: int, embodiment: int
+    ) -> Float32[np.ndarray, "n p s"]:
+        length = len(self.observed.state)
+        if past is None:
+            return np.zeros((count, length, self.state_dim), np.float32)
+        flat = self.numbers(past.reshape(-1, past.shape[-1]), embodiment=embodiment)[0]
+        return flat.reshape(count, length, self.state_dim)
 
     def _until_end(self, tokens: Int[np.ndarray, " t"]) -> Int[np.ndarray, " _n"]:
         tokens = np.asarray(tokens)

@@ -43,14 +43,14 @@ class OnDevice:
                 f"placement 'colocated' learns from seeds below {TRAIN_SEEDS.stop}; set the "
                 f"suite's first_seed to {TRAIN_SEEDS.stop}, or placement to 'host'."
             )
-        env: Any = suite.environment(tasks[0], policy.model.config.image_size)
+        env: Any = suite.environment(tasks[0], policy.model.config.edge)
         if missing := [name for name in _TRACED if not hasattr(env, name)]:
             raise ValueError(
                 f"The environment of suite '{suite.name}' has no {', '.join(missing)}, so it "
                 f"cannot be traced for placement 'colocated'; define them as in "
                 f"sim.environments.tabletop.Tabletop, or set placement to 'host'."
             )
-        size = policy.model.config.image_size
+        size = policy.model.config.edge
         self.environment = describe(spec_of(env, (size, size)), suite)
         self._program = Colocated(policy, env, config)
         self._decisions = config.colocated.envs * config.colocated.unroll

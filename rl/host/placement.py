@@ -57,7 +57,7 @@ def on_host(
     """Opens the slots, which close with the block; writes timeline.json to the directory."""
     count = suite.count(config.rollout.slots, most_episodes(config))
     with (
-        closing(suite.open(tasks, count, suite.edge(policy.model.config.image_size))) as slots,
+        closing(suite.open(tasks, count, suite.edge(policy.model.config.edge))) as slots,
         traced(OnHost(policy, suite, tasks, [slots], config), directory) as made,
     ):
         yield made

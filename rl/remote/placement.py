@@ -50,7 +50,7 @@ def on_cluster(
         slots = [
             RemoteSlots(
                 f"simulator {i}",
-                partial(suite.open, tasks, count, suite.edge(policy.model.config.image_size)),
+                partial(suite.open, tasks, count, suite.edge(policy.model.config.edge)),
                 cpus=spread.simulator_cpus,
                 gpus=spread.simulator_gpus,
                 patience=spread.patience,

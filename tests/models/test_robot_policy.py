@@ -62,9 +62,11 @@ def test_rows_are_the_processors_samples_exactly():
     assert text == max(len(sample.text) for sample in samples), "no longer than it must be"
     layout = policy.model.config.layout(prefix=prefix, samples=1, images=1, text=text)
     expected = pack([[sample] for sample in samples], layout)
-    for name, value in vars(expected).items():
-        assert np.array_equal(getattr(rows, name), value), name
-        assert getattr(rows, name).dtype == value.dtype, name
+    for (path, value), row in zip(
+        *map(jax.tree_util.tree_leaves_with_path, (expected, rows)), strict=True
+    ):
+        assert np.array_equal(row[1], value), path
+        assert row[1].dtype == value.dtype, path
 
 
 @pytest.mark.parametrize("robot", [ODD, replace(ODD, relative=())])

@@ -51,7 +51,11 @@ NONSENSE = [
     ),
     ("assets.processor.state_input", "suffix", "state_input is 'suffix' but model.state_input is"),
     ("assets.processor.horizon", 5, "processor.horizon is 5 but model.horizon is 6"),
-    ("assets.processor.pictures.size", 16, "processor.image_size is 16 but model.image_size is 8"),
+    (
+        "assets.processor.pictures.size",
+        16,
+        "have sizes 16 × 16, but the model reads 8 × 8",
+    ),
     *(
         (f"{where}.{name}", value, f"{name} is {value}; expected a whole number")
         for where in ("assets.processor", "config.model")
@@ -84,7 +88,7 @@ NONSENSE = [
     ("config.model.compute.quantized", "(", r"compute.quantized is '\(', which is not"),
     ("config.model.compute.chunk", -1, "compute.chunk is -1"),
     ("config.model", [], "has a config without a model"),
-    ("config.model", {}, "image_size is 8 but model.image_size is 224"),
+    ("config.model", {}, "sizes 8 × 8, but the model reads 224 × 224"),
     ("config.model", put, "has a config without a model"),
     ("config.model.dit", {}, r"does not describe a PiConfig: unknown fields \['dit'\]"),
     ("config.model.family", "groot", "does not describe a GrootConfig"),

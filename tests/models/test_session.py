@@ -202,9 +202,3 @@ def test_one_session_is_one_robots():
 def test_what_is_no_picture_of_the_robots_is_refused(images, why):
     with pytest.raises(ValueError, match=why):
         tiny_policy().prepare([RobotObservation(images, "push", np.zeros(3, np.float32))])
-
-
-def test_a_past_that_no_processor_prepares_is_refused():
-    policy = tiny_policy()
-    with pytest.raises(ValueError, match=r"has the past of \['state'\]"):
-        policy.prepare([seen(1)], session=RobotSession(observed=STATE_OF_FOUR), executed=None)

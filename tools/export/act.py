@@ -55,6 +55,11 @@ class Act:
                 f"the policy's cameras {list(robot.cameras)}, of which only "
                 f"{list(robot.absent)} may be left out, and a batch of at least 1."
             )
+        if self.policy.session().remembers:
+            raise ValueError(
+                "The policy reads past observations or takes the mean of overlapping chunks, which "
+                "one exported program cannot do; use tools.serve."
+            )
         if self.policy.predicts_subtasks:
             raise ValueError(
                 "The policy writes a subtask before it acts (processor.subtask_limit is "
@@ -76,9 +81,12 @@ class Act:
     def inputs(self) -> Specs:
         """Arrays that one call takes besides the weights, in order."""
         robot, processor, config = self.robot, self.processor, self.policy.model.config
-        size, rows = processor.image_size, self.batch
+        rows = self.batch
         kinds: dict[str, tuple[tuple[int, ...], Any]] = {
-            "images": ((len(self.cameras), size, size, 3), self._pictures),
+            **{
+                name: ((len(cameras), *shape, 3), processor.image_dtype)
+                for name, shape, cameras in self.pictures
+            },
             "state": ((len(robot.state.offset),), np.float32),
             "tokens": ((self._table.text.shape[1],), np.int32),
             "length": ((), np.int32),
@@ -88,6 +96,20 @@ class Act:
             name: jax.ShapeDtypeStruct((rows, *shape), np.dtype(dtype))
             for name, (shape, dtype) in kinds.items()
         }
+
+    @property
+    def pictures(self) -> list[tuple[str, tuple[int, int], list[str]]]:
+        """Inputs with pictures, one for each size: name, height and width, and cameras."""
+        robot, sizes = self.robot, self.processor.image_sizes
+        fits = {camera: self.processor.fit(robot.cameras.index(camera)) for camera in self.cameras}
+        return [
+            (
+                "images" if not number else f"images_{number + 1}",
+                shape,
+                [camera for camera in self.cameras if fits[camera].shape == shape],
+            )
+            for number, shape in enumerate(sizes)
+        ]
 
     @property
     def outputs(self) -> Specs:
@@ -119,32 +141,38 @@ class Act:
             chunk = model.sample_actions(params, batch, noise)[:, 0]
         return self._acted(chunk, inputs["state"])
 
-    def _batch(self, images: Any, state: Any, tokens: Any, length: Any, noise: Any) -> PackedBatch:
+    def _batch(
+        self, state: Any, tokens: Any, length: Any, noise: Any, **pictures: Any
+    ) -> PackedBatch:
         table, rows = self._table, self.batch
         at = jnp.clip(length, 1, self.longest) - 1
         first = {
             name: jnp.broadcast_to(value[:1], (rows, *value.shape[1:]))
             for name, value in vars(table).items()
-            if name not in ("images", *_LAID)
+            if isinstance(value, np.ndarray) and name not in ("images", *_LAID)
         }
+        shown = [self._shown(pictures[name], cameras) for name, _, cameras in self.pictures]
         laid = {name: jnp.asarray(getattr(table, name))[at] for name in _LAID}
         written = jnp.arange(tokens.shape[1]) < length[:, None]
         scaled = _scaled(self.robot.converted(state), self.robot)
         padding = self.processor.state_dim - scaled.shape[-1]
         changed = {
-            "images": self._shown(images),
+            "images": shown[0],
+            "more_images": tuple(shown[1:]),
             "text": jnp.where(written, tokens, 0),
             "state": jnp.pad(scaled, ((0, 0), (0, padding)))[:, None],
         }
-        return PackedBatch(**(first | laid | changed))
+        values: dict[str, Any] = first | laid | changed
+        return PackedBatch(**values)
 
-    def _shown(self, images: Array) -> Array:
-        """Pictures that the model sees; those of absent cameras may be black."""
-        seen = [self.robot.cameras[i] for i in self._sample.cameras]
-        if seen == list(self.cameras):
+    def _shown(self, images: Array, cameras: Sequence[str]) -> Array:
+        """Pictures of one size that the model sees; those of absent cameras may be black."""
+        names, fit = self.robot.cameras, self.processor.fit
+        seen = [names[i] for i in self._sample.cameras if fit(i).shape == images.shape[2:4]]
+        if seen == list(cameras):
             return images
         black = jnp.zeros_like(images[:, 0])
-        at = {camera: images[:, i] for i, camera in enumerate(self.cameras)}
+        at = {camera: images[:, i] for i, camera in enumerate(cameras)}
         return jnp.stack([at.get(camera, black) for camera in seen], axis=1)
 
     def _acted(self, chunk: Array, state: Array) -> Array:
@@ -156,10 +184,6 @@ class Act:
             origin = robot.converted(state)[:, np.maximum(measured, 0)]
             actions += jnp.where(measured >= 0, origin, 0)[:, None]
         return actions if robot.units is None else robot.units.acted(actions)
-
-    @property
-    def _pictures(self) -> Any:
-        return np.dtype(self.processor.pictures.dtype)
 
     @cached_property
     def _sample(self) -> Sample:
@@ -174,10 +198,13 @@ class Act:
 
     def _of(self, length: int) -> Sample:
         processor, robot = self.processor, self.robot
-        size, at = processor.image_size, self._image_at
-        blank = np.zeros((size, size, 3), np.uint8)
+        at = self._image_at
+        blank = [
+            np.zeros((*processor.fit(i).shape, 3), np.uint8) for i in range(len(robot.cameras))
+        ]
+        shown = zip(blank, robot.cameras, strict=True)
         sample = processor.sample(
-            [blank if camera in self.cameras else None for camera in robot.cameras],
+            [picture if camera in self.cameras else None for picture, camera in shown],
             np.zeros(len(robot.state.offset), np.float32),
             np.zeros(max(length, *at, 1), np.int32) if at else np.zeros(length, np.int32),
             embodiment=self.policy.embodiment,

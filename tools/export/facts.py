@@ -41,6 +41,7 @@ def facts(act: Act, form: str, file: str, names: dict[str, Any], weights: Any) -
       weights: the program's further inputs, if they are not in its file.
     """
     processor, robot = act.processor, act.robot
+    pictures = [_pictures(act, *one) for one in act.pictures]
     return {
         "format": form,
         "file": file,
@@ -50,11 +51,7 @@ def facts(act: Act, form: str, file: str, names: dict[str, Any], weights: Any) -
         "inputs": _described(act.inputs, names),
         "outputs": _described(act.outputs, names),
         "cameras": list(act.cameras),
-        "pictures": {
-            "size": processor.image_size,
-            "kind": processor.pictures.kind,
-            "fit": getdoc(type(processor.pictures)),
-        },
+        "pictures": pictures[0] if len(pictures) == 1 else pictures,
         "prompt": _prompt(processor, robot, len(act.cameras)),
         "weights": weights,
     }
@@ -69,14 +66,21 @@ def write_tokenizer(processor: Processor, folder: Path) -> None:
         (folder / "tokenizer.model").write_bytes(base64.b64decode(text.model))
 
 
+def _pictures(act: Act, name: str, shape: tuple[int, int], cameras: list[str]) -> dict[str, Any]:
+    fit = act.processor.fit(act.robot.cameras.index(cameras[0]))
+    which = {} if len(act.pictures) == 1 else {"input": name, "cameras": cameras}
+    size = shape[0] if shape[0] == shape[1] else list(shape)
+    return which | {"size": size, "kind": fit.kind, "fit": getdoc(type(fit))}
+
+
 def _described(specs: Specs, names: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         {
             "name": name,
             "shape": list(spec.shape),
             "dtype": str(spec.dtype),
-            "axes": list(_AXES[name]),
-            "units": _UNITS[name],
+            "axes": list(_AXES[name.split("_")[0]]),
+            "units": _UNITS[name.split("_")[0]],
             **({"names": names[name]} if name in names else {}),
         }
         for name, spec in specs.items()

@@ -126,7 +126,7 @@ class ClosedLoop:
 
     @property
     def _size(self) -> int:
-        return self._suite.edge(self._policy.model.config.image_size)
+        return self._suite.edge(self._policy.model.config.edge)
 
     def _put(self, step: int, params: Any) -> None:
         with self._lock:

@@ -126,7 +126,7 @@ class Condition:
             return None
         if isinstance(self.policy, RemotePolicy):
             return self.policy.picture
-        return int(self.policy.model.config.image_size)
+        return int(self.policy.model.config.edge)
 
     def batched(self, slots: int) -> "Condition":
         """The condition with batches of one size that suits so many slots."""

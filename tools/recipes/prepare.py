@@ -5,7 +5,8 @@ Slow work (the check, the frame store and statistics) is done once per content a
 `store` folder.
 """
 
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,17 +33,19 @@ from data.mixture.trust import Consent, remembered
 from data.packing.curriculum import largest_weight
 from data.packing.order import PlanSource
 from data.store.direct import open_direct
+from data.store.numbers import open_numbers
 from data.store.store import Store, cached_store
 from data.store.tables import numeric_columns
 from data.validation.validate import require_valid
 from models import Embodiment, Processor
 from models.config import to_json
 from models.files.terminal import Console, Progress
+from models.inputs.embodiment import Normalizer
 from models.inputs.fast import Fast
 from models.inputs.tokenizer import Tokenizer
 from models.layers.quantized import is_quantized
 from models.load import check_fit, derived
-from models.model import function_at, init_params
+from models.model import ModelConfig, function_at, init_params
 from models.sharding import path_name
 from parallel.optimizer import select, with_groups
 from tools.recipes.insulation import open_own, prepared_targets, subtask_texts, words_left
@@ -142,12 +145,12 @@ def prepare(
             name, sizes = robots[reading.embodiment].name, columns.columns
             states, actions = (sum(sizes[c] for c in x) for x in (dataset.state, dataset.actions))
             check_dims(name, kept[name], states, actions)
-    resize = "antialiased" if begun is None else begun.pictures.kind
+    form = _form(config.model, begun, robots)
     frames = [
         dataset
         if isinstance(dataset, Store)
-        else _decoded(own, dataset, cache, config, resize, console)
-        for own, dataset in zip(mixture.datasets, datasets, strict=True)
+        else _decoded(own, dataset, cache, config, form, reading.cameras, console)
+        for own, dataset, reading in zip(mixture.datasets, datasets, readings, strict=True)
     ]
     with Progress(console=console, transient=True) as progress:
         progress.add_task("Taking statistics", total=None)
@@ -174,6 +177,13 @@ def prepare(
     processor, targets = prepared_targets(mixed, processor, config, console, cache, fast, begun)
     check_fit(config.model, processor, str(data))
     return Prepared(mixed, processor, targets)
+
+
+def _form(model: ModelConfig, begun: Processor | None, robots: Sequence[RobotConfig]) -> Processor:
+    """The run's processor with robots of which only the cameras are known yet."""
+    units = Normalizer.identity(model.state_dim), Normalizer.identity(model.action_dim)
+    known = [Embodiment(robot.name, robot.cameras, *units) for robot in robots]
+    return model.processor(known) if begun is None else derived(begun, model, known)
 
 
 def _with_cameras(mixture: Mixture, held: list[Known], config: RunConfig) -> Mixture:
@@ -260,20 +270,35 @@ def _decoded(
     dataset: Dataset,
     cache: Path,
     run: RunConfig,
-    resize: str,
+    form: Processor,
+    cameras: tuple[str | None, ...],
     console: Console,
 ) -> Frames:
-    """A dataset that is fit to train on, with the numbers and pictures of its store."""
+    """A dataset that is fit to train on, with the numbers and pictures of its store.
+
+    Args:
+      form: a processor that fits pictures as the run's.
+      cameras: the dataset's names of the robot's cameras.
+    """
     _check_columns(config, dataset.features, run)
     for warning in _checked(config.path, dataset.digest, cache, console):
         console.print(f"warning: {warning}", highlight=False)
-    size, encoding = run.model.image_size, run.data.encoding
+    if not form.fits:
+        numbers = cache / f"{dataset.digest[:16]}-numbers"
+        shutil.rmtree(numbers, ignore_errors=True)
+        return open_numbers(dataset, numbers)
+    fit, encoding = form.fit(0), run.data.encoding
+    own = {name: form.fit(number) for number, name in enumerate(cameras) if name is not None}
+    fits = {name: each for name, each in own.items() if each != fit}
     if encoding == "direct" or encoding == "direct-exact":
-        return open_direct(dataset, size, cache, resize, encoding == "direct-exact")
+        exact = encoding == "direct-exact"
+        return open_direct(dataset, fit.size, cache, fit.kind, exact, fits)
     with Progress(console=console, transient=True) as progress:
         decoding, comparing = (_bar(progress, w) for w in ("Decoding frames", "Comparing columns"))
-        every = config.every
-        return cached_store(dataset, size, encoding, cache, decoding, comparing, resize, every)
+        every = 1 if form.observed.pictures else config.every
+        return cached_store(
+            *(dataset, fit.size, encoding, cache, decoding, comparing, fit.kind, every, fits)
+        )
 
 
 def _checked(path: str, digest: str, cache: Path, console: Console) -> list[str]:

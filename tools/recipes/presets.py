@@ -118,7 +118,7 @@ def row_layout(
     costs = model.layout(prefix=0, samples=0, images=0).prefix_length(images, text)
     prefix = max(int(costs.max()), round(samples * float(costs.mean()) * _SLACK))
     slots = samples + max(1, samples // 4)
-    largest = model.layout(prefix=prefix, samples=slots, images=prefix, targets=model.targets)
+    largest = model.layout(prefix=prefix, samples=slots, images=0, targets=model.targets)
     fitted = fit_layout(images, text, largest)
     whole = RUN * context if context > 1 else 1
     return replace(fitted, prefix=fitted.prefix + -fitted.prefix % whole)

@@ -133,7 +133,7 @@ def record_dataset(
                 "chunks (model.observed, model.temporal_ensemble_coeff), which recording does not "
                 "keep; record with another policy."
             )
-    seen = config.image_size if policy is None else policy.model.config.image_size
+    seen = config.image_size if policy is None else policy.model.config.edge
     size = suite.edge(seen)
     asked, tried, failed = config.episodes * sum(map(len, groups)), 0, 0
     if config.resume and (done := _finished(config.out, asked)) is not None:

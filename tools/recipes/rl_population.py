@@ -47,7 +47,7 @@ def run_population(
     Raises:
       ValueError, FileNotFoundError: as `evolve`, or policy, suite and config do not fit.
     """
-    rollout, size = config.rollout, suite.edge(policy.model.config.image_size)
+    rollout, size = config.rollout, suite.edge(policy.model.config.edge)
     most = max(most_episodes(config), config.eval_episodes * len(tasks))
     count = suite.count(rollout.slots, most)
     for member in range(population.population):

@@ -67,7 +67,7 @@ class Engine:
             "inputs": self.inputs.expected,
             "actions": {"dtype": "float32", "shape": list(robot.chunk)},
             "chunking": list(controls),
-            "picture": robot.processor.image_size,
+            "picture": policy.model.config.edge,
         }
         if chunking == "trained":
             metadata["most_committed"] = policy.model.config.rtc_max_delay

@@ -61,10 +61,11 @@ def write(policy: Policy, target: Path) -> None:
 def _checked(policy: Policy) -> Embodiment:
     """The robot of a policy whose inputs LeRobot would prepare as we do."""
     (processor, robot), config = eagle_robot(policy, "LeRobot"), policy.model.config
-    if not isinstance(processor.pictures, Stretched) or config.image_size != _SIZE:
+    fit = processor.fit(0)
+    if not isinstance(fit, Stretched) or config.image_size != _SIZE:
         raise ValueError(
             f"LeRobot's GR00T stretches whole images to {_SIZE} pixels, but this policy takes "
-            f"images of {config.image_size} pixels, resized as '{processor.pictures.kind}'; give "
+            f"images of {config.image_size} pixels, resized as '{fit.kind}'; give "
             "--to chiliad or groot."
         )
     if list(robot.cameras) != sorted(robot.cameras):

@@ -20,7 +20,8 @@ from models.families.groot.eagle_turn import EagleTurn
 from models.inputs.action_tokens import ActionTokens
 from models.inputs.bpe import ByteBpe
 from models.inputs.fast import Fast
-from models.inputs.packed_batch import ACTION_TOKENS
+from models.inputs.history import History, Padding
+from models.inputs.packed_batch import ACTION_TOKENS, ImageSlots
 from models.inputs.parts import kinds, part_class
 from models.inputs.pictures import PictureFit, picture_fit
 from models.inputs.prompts import TemplatePrompt, template
@@ -44,9 +45,9 @@ from tests.helpers.models.groot_whole import WHOLE
 from tests.helpers.models.processors import tokens_of
 
 
-def sample(processor, draw):
+def sample(processor, draw, feeds):
     """A draw's sample, prepared as a robot's observation would be."""
-    feed = FEEDS[draw.source]
+    feed = feeds[draw.source]
     frames, start = feed.frames, int(feed.frames.starts[draw.episode])
     steps = draw.frame + np.array(feed.ahead)
     last = int(frames.lengths[draw.episode]) - 1
@@ -59,9 +60,25 @@ def sample(processor, draw):
         camera is not None and (draw.episode, camera) not in frames.absent
         for camera in feed.cameras
     ]
+    pictures = {}
+
+    def picture(camera, frame):
+        return pictures.setdefault((camera, frame), frames.picture(start + frame, camera))
+
+    def past(column, read):
+        ago = dict(processor.observed.ago).get(column, ())
+        at = [draw.frame - round(back * feed.step) for back in ago]
+        absent = processor.observed.padding == "mask"
+        return [None if frame < 0 and absent else read(max(frame, 0)) for frame in at]
+
+    def earlier_state(frame):
+        row = np.hstack([frames.columns[name][start + frame] for name in feed.state])
+        return row if feed.transform is None else feed.transform(row[None], actions[None])[0][0]
+
+    shown = zip(processor.embodiments[feed.embodiment].cameras, feed.cameras, seen, strict=True)
     return processor.sample(
         [
-            frames.picture(start + draw.frame, camera) if there else None
+            picture(camera, draw.frame) if there else None
             for camera, there in zip(feed.cameras, seen, strict=True)
         ],
         state,
@@ -69,12 +86,18 @@ def sample(processor, draw):
         embodiment=feed.embodiment,
         actions=actions,
         valid=steps <= last,
+        past={"state": past("state", earlier_state)}
+        | {
+            name: past(name, lambda frame, camera=camera: picture(camera, frame))
+            for name, camera, there in shown
+            if there
+        },
         id=draw.id,
     )
 
 
-def reference(processor, plan, step):
-    rows = [[sample(processor, draw) for draw in row] for row in plan.rows(step)]
+def reference(processor, plan, step, feeds=FEEDS):
+    rows = [[sample(processor, draw, feeds) for draw in row] for row in plan.rows(step)]
     return pack(rows, plan.layout)
 
 
@@ -101,6 +124,7 @@ def choices(part):
 
 
 FAST = Fast.train(np.random.default_rng(0).uniform(-9, 9, (200, HORIZON, 5)), 900)
+FITS = picture_fit("antialiased", SIZE), picture_fit("stretched", (SIZE, 12))
 EAGLE = ByteBpe.read(WHOLE / "eagle")
 OPTIONS = {
     **{
@@ -118,22 +142,58 @@ OPTIONS = {
     "eagle": replace(PROCESSOR, prompts=EagleTurn(EAGLE)),
     "without language": replace(PROCESSOR, prompts=None),
     "black": replace(PROCESSOR, black_absent=True),
+    "not square": replace(PROCESSOR, pictures=picture_fit("stretched", (SIZE, 12))),
+    "two sizes": replace(PROCESSOR, pictures=(FITS[0], FITS[1])),
+    "two sizes, black": replace(PROCESSOR, pictures=(FITS[1], FITS[0]), black_absent=True),
+    "two sizes in a chat": replace(PROCESSOR, pictures=FITS, prompts=EagleTurn(EAGLE)),
+    "without pictures": replace(PROCESSOR, pictures=()),
+    **{
+        f"past-{padding}": replace(
+            PROCESSOR,
+            pictures=FITS,
+            observed=History((("state", (1, 3)), ("front", (1, 2, 5)), ("wrist", (2,))), padding),
+        )
+        for padding in get_args(Padding)
+    },
 }
+
+
+def budget_of(processor, targets):
+    """Rows for such samples."""
+    past = bool(processor.observed.pictures)
+    first, *more = (
+        ImageSlots(*shape, 0 if old else 4, 30 if old else 9, old)
+        for old in range(1 + past)
+        for shape in processor.image_sizes or [(0, 0)]
+    )
+    return replace(
+        PLAN.layout,
+        prefix=800,
+        text=700,
+        samples=4,
+        targets=targets,
+        images=first.number,
+        image_size=first.shape,
+        more=tuple(more),
+        image_history=processor.observed.pictures,
+        state_history=len(processor.observed.state),
+    )
 
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_a_batch_is_prepared_as_for_acting_option_by_option(option):
     """The options are those of the parts, so a new one is compared too."""
     processor = OPTIONS[option]
-    feeds = tuple(
-        replace(feed, frames=replace(feed.frames, resize=processor.pictures.kind)) for feed in FEEDS
-    )
+    feeds = []
+    for feed in FEEDS:
+        names = [(number, camera) for number, camera in enumerate(feed.cameras) if camera]
+        fits = {camera: processor.fit(number) for number, camera in names if processor.fits}
+        feeds.append(replace(feed, frames=replace(feed.frames, fits=fits)))
     sources = [plan_source(feed, processor) for feed in feeds]
     targets = 0 if processor.targets is None else 80
-    budget = replace(PLAN.layout, prefix=800, text=700, samples=4, targets=targets)
-    plan = Plan(sources, budget, ROWS, window=256)
+    plan = Plan(sources, budget_of(processor, targets), ROWS, window=256)
     for step, batch in enumerate(batches(2, processor, plan, feeds)):
-        assert_equal(batch, reference(processor, plan, step))
+        assert_equal(batch, reference(processor, plan, step, feeds))
         if targets:
             learnt = batch.target_kind[batch.weight > 0]
             assert (learnt == ACTION_TOKENS).any(axis=-1).all()
@@ -321,7 +381,7 @@ def test_rows_that_do_not_divide_among_hosts_are_refused():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"frames": replace(TWO, image_size=16)}, "two: its images have 16 pixels a side"),
+        ({"frames": replace(TWO, image_size=16)}, "two: its images have 16 × 16 pixels"),
         ({"cameras": ("wrist", "side")}, r"the feed asks for \['wrist', 'side'\]"),
         ({"cameras": ("wrist",)}, r"for each camera of embodiment 'both' \(wrist, front\)"),
         ({"actions": ("torque",)}, "has no column torque, only observation.state, action"),

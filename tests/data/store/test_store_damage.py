@@ -52,7 +52,7 @@ def test_a_flipped_bit_in_tables_or_columns_is_refused_by_the_files_name(name, r
 
 def test_a_flipped_bit_in_a_raw_picture_is_refused_by_file_and_frame(raw):
     file = max(raw.glob(f"frames/*/{WRIST}.rgb"))
-    record, store = convert.raw_record(16).itemsize, open_store(raw)
+    record, store = convert.raw_record((16, 16)).itemsize, open_store(raw)
     start = len(ROWS) - file.stat().st_size // record
     whole = pictures(store, ROWS, WRIST)
     for at in flips(file, 32):
@@ -77,7 +77,7 @@ def test_a_flipped_bit_in_a_jpeg_or_around_it_is_refused_or_changes_nothing(jpeg
 
 def test_a_zeroed_picture_is_refused(raw):
     file = min(raw.glob(f"frames/*/{WRIST}.rgb"))
-    record = convert.raw_record(16).itemsize
+    record = convert.raw_record((16, 16)).itemsize
     whole = file.read_bytes()
     file.write_bytes(whole[:record] + bytes(record) + whole[2 * record :])
     try:

@@ -45,7 +45,7 @@ def differences(frame, size):
 @pytest.mark.parametrize(("height", "width", "size"), SHAPES)
 def test_no_value_is_more_than_one_level_off_at_worst(height, width, size, kind):
     frame = frame_of(picture(kind, height, width))
-    assert shrinks(frame, size)
+    assert shrinks(frame, (size, size))
     apart = differences(frame, size)
     assert apart.max() <= 1
     assert apart.mean() < 0.25
@@ -77,5 +77,5 @@ def test_what_lies_around_the_picture_is_black():
 def test_what_does_not_become_smaller_is_left_to_pillow():
     asked = (224, 224, 224), (200, 100, 224), (480, 6, 224), (480, 640, LARGEST + 1)
     for height, width, size in asked:
-        assert not shrinks(frame_of(np.zeros((height, width, 3), np.uint8)), size)
-    assert not shrinks(frame_of(np.zeros((480, 640, 3), np.uint8)), 640 // MOST_TIMES - 1)
+        assert not shrinks(frame_of(np.zeros((height, width, 3), np.uint8)), (size, size))
+    assert not shrinks(frame_of(np.zeros((480, 640, 3), np.uint8)), (640 // MOST_TIMES - 1,) * 2)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from data.frames import ACTION, STATE, Runs
+from data.frames import ACTION, STATE, Runs, fit_of
 from data.statistics.stats import Stats, describe
 
 
@@ -27,6 +27,7 @@ class MemoryFrames:
     tasks: tuple[tuple[int, int, int, int], ...] = ()
     digest: str = field(default="memory")
     resize: str = "antialiased"
+    fits: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lengths", np.array(self.lengths, np.int64))
@@ -69,7 +70,7 @@ class MemoryFrames:
 
     def picture(self, row: int, camera: str) -> np.ndarray:
         shade = 1 + (row * 7 + 100 * self.cameras.index(camera)) % 255
-        return np.full((self.image_size, self.image_size, 3), shade, np.uint8)
+        return np.full((*fit_of(self, camera).shape, 3), shade, np.uint8)
 
     def images(self, rows: np.ndarray, camera: str, out: Sequence[np.ndarray]) -> None:
         for row, into in zip(rows.tolist(), out, strict=True):

@@ -1,10 +1,11 @@
 """A mixture for tests: two feeds with different cameras, step widths, columns and transforms, of
 which one lacks a camera in one episode."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
+from jax.tree_util import keystr, tree_leaves_with_path
 
 from data.frames import ACTION, STATE, Feed
 from data.loader.loader import Loader, plan_source
@@ -34,7 +35,7 @@ ONE = MemoryFrames(
 )
 FEEDS = (
     Feed(TWO, 0, ("wrist", "front"), (0, 1, 2, 3), transform=halved),
-    Feed(ONE, 1, (None, "top"), (0, 2, 4, 6), (STATE, "gripper"), ("gripper", ACTION)),
+    Feed(ONE, 1, (None, "top"), (0, 2, 4, 6), (STATE, "gripper"), ("gripper", ACTION), step=2.0),
 )
 
 
@@ -79,7 +80,6 @@ def expected() -> list[PackedBatch]:
 
 
 def assert_equal(actual, expected):
-    for field in fields(expected):
-        ours, theirs = getattr(actual, field.name), getattr(expected, field.name)
-        assert ours.dtype == theirs.dtype
-        np.testing.assert_array_equal(ours, theirs, err_msg=field.name)
+    for (path, theirs), ours in zip(*map(tree_leaves_with_path, (expected, actual)), strict=True):
+        assert ours[1].dtype == theirs.dtype
+        np.testing.assert_array_equal(ours[1], theirs, err_msg=keystr(path))

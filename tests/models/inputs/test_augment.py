@@ -42,7 +42,7 @@ def samples(count: int = 4) -> list[Sample]:
 def pictures(rows: list[list[Sample]], config: AugmentConfig) -> dict[tuple[int, int], np.ndarray]:
     """Augmented pictures by sample id and camera."""
     layout = CONFIG.layout(prefix=80, samples=4, images=9)
-    batch = AUGMENT(pack(rows, layout), KEY, config, CAMERAS, TOKENS)
+    batch = AUGMENT(pack(rows, layout), KEY, config, CAMERAS, (TOKENS,))
     made = {}
     for row, images in zip(rows, np.asarray(batch.images), strict=True):
         slots = iter(images)
@@ -91,7 +91,7 @@ def test_wrist_cameras_keep_their_geometry_and_are_known_by_name_where_others_ar
 def test_without_augmentation_batch_and_loss_are_untouched_to_the_bit():
     batch = pack([samples()], CONFIG.layout(prefix=80, samples=4, images=9))
     off = AugmentConfig()
-    assert augment(batch, KEY, off, CAMERAS, TOKENS) is batch
+    assert augment(batch, KEY, off, CAMERAS, (TOKENS,)) is batch
     plain, same = (
         jax.jit(model.loss)(PARAMS, batch, KEY) for model in (MODEL, Augmented(MODEL, off, CAMERAS))
     )

@@ -29,6 +29,7 @@ from data.frames import ACTION, STATE
 from data.store.store import Store, cached_store, open_store
 from models.files.bucket import file_system
 from models.files.terminal import Console
+from models.inputs.pictures import shape_of
 from tools.bench.data.data import CACHE
 from tools.bench.ladder.dataset import make
 from tools.bench.timing import timed
@@ -192,7 +193,7 @@ def load(store: Store, seed: int) -> None:
     """Reads pictures of every camera, state and a chunk of actions of each frame, in random
     order."""
     order = np.random.default_rng(seed).permutation(int(store.lengths.sum()))
-    squares = np.empty((_BATCH, store.image_size, store.image_size, 3), np.uint8)
+    squares = np.empty((_BATCH, *shape_of(store.image_size), 3), np.uint8)
     for start in range(0, len(order), _BATCH):
         rows = order[start : start + _BATCH]
         for camera in store.cameras:

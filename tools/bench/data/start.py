@@ -288,7 +288,10 @@ def _write_black(path: Path, pictures: int, size: int) -> None:
     from data.store import convert
 
     picture = bytes(3 * size**2)
-    crc, stride = google_crc32c.value(picture).to_bytes(4, "little"), convert.raw_record(size)
+    crc, stride = (
+        google_crc32c.value(picture).to_bytes(4, "little"),
+        convert.raw_record((size, size)),
+    )
     with path.open("wb") as file:
         for number in range(pictures):
             os.pwrite(file.fileno(), crc, (number + 1) * stride.itemsize - len(crc))

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 
 from data import open_dataset
-from data.frames import ACTION, STATE, Feed, Frames
+from data.frames import ACTION, STATE, Feed, Frames, fit_of
 from data.loader.loader import Loader, plan_source
 from data.packing.plan import Plan, PlanSource
 from data.statistics.scaling import normalizer
@@ -75,14 +75,14 @@ class OpenedEachTime(Direct):
         camera: str,
         episode: Int64[np.ndarray, " n"],
         step: Int64[np.ndarray, " n"],
-        out: Sequence[UInt8[np.ndarray, "s s 3"]],
+        out: Sequence[UInt8[np.ndarray, "h w 3"]],
     ) -> None:
         for i, k, square in zip(episode.tolist(), step.tolist(), out, strict=True):
             with self._lock:
                 path, start = self.dataset.video(i, camera)
             with VideoReader(path) as reader:
                 picture = reader.read(start + k / self.fps, 1, self.fps)[0]
-            np.copyto(square, self._fit(picture))
+            np.copyto(square, fit_of(self, camera)(picture))
 
 
 def opened(root: Path, image_size: int, cache: Path) -> dict[Pictures, Frames]:

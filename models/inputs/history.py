@@ -1,0 +1,73 @@
+"""Past observations that a policy reads beside the present one.
+
+The steps are those of an action chunk, so at any fps a past picture is as old in training as in
+acting: frames where a robot has no `seconds`, else its seconds divided by the horizon. (MEM, arXiv
+2603.03596, gives strides in time for the same reason.)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Int64
+
+Padding = Literal["repeat", "mask"]
+"""Values before an episode's start: the episode's first one, or none."""
+
+
+@dataclass(frozen=True)
+class History:
+    """Which past observations are read: pairs of a column and how many steps ago its values were,
+    as in `(("state", (1, 2)), ("images", (10, 20)))`, ascending. A column is "state", the name of a
+    camera, or "images" for all other cameras. `padding`: what stands before an episode's start.
+
+    Raises:
+      ValueError: the steps of a column do not ascend from 1 on, or it stands there twice.
+    """
+
+    ago: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    padding: Padding = "repeat"
+
+    def __post_init__(self) -> None:
+        names = [name for name, _ in self.ago]
+        for name, steps in self.ago:
+            wrong = not steps or steps[0] < 1 or sorted(set(steps)) != list(steps)
+            if wrong or names.count(name) > 1:
+                raise ValueError(
+                    f"observed.ago of '{name}' is {steps}; give each column once, with steps back "
+                    "in ascending order, such as (1, 2, 3)."
+                )
+
+    @property
+    def state(self) -> tuple[int, ...]:
+        """Steps back of the past states."""
+        return dict(self.ago).get("state", ())
+
+    def camera(self, name: str) -> tuple[int, ...]:
+        """Steps back of a camera's past pictures."""
+        known = dict(self.ago)
+        return known.get(name, known.get("images", ()))
+
+    @property
+    def pictures(self) -> int:
+        """Past pictures of a camera at most."""
+        return max((len(steps) for name, steps in self.ago if name != "state"), default=0)
+
+    def columns(self, cameras: Sequence[str]) -> dict[str, tuple[int, ...]]:
+        """Steps back of each column that has a past, for a robot with these cameras."""
+        steps = {"state": self.state} | {name: self.camera(name) for name in cameras}
+        return {name: ago for name, ago in steps.items() if ago}
+
+    def frames(
+        self, ago: Sequence[int], frame: Int64[np.ndarray, " n"], step: float
+    ) -> tuple[Int64[np.ndarray, "n t"], Bool[np.ndarray, "n t"]]:
+        """The frames of an episode that lie so many steps of `step` frames before `frame`, and
+        which of them are read."""
+        back = np.floor(np.array(ago) * step + 0.5).astype(np.int64)
+        at = frame[:, None] - back
+        return np.maximum(at, 0), (at >= 0) | (self.padding == "repeat")
+
+
+NOW = History()
+"""Nothing of the past."""
