@@ -265,11 +265,15 @@ def normalise(x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
 
 @jax.named_scope("rope")
 def rotary(
-    x: Float[Array, "*b t n d"], position: Int[Array, "*b t"], base: float = 10_000.0
+    x: Float[Array, "*b t n d"],
+    position: Int[Array, "*b t"] | Int[Array, "*b t pairs"],
+    base: float = 10_000.0,
 ) -> Float[Array, "*b t n d"]:
-    """Rotates the two halves of each head by its position (RoPE, arXiv 2104.09864)."""
+    """Rotates the two halves of each head by its position (RoPE, arXiv 2104.09864), which may
+    differ between its d / 2 pairs (as M-RoPE's time, row and column, arXiv 2409.12191)."""
     half = x.shape[-1] // 2
-    angle = position[..., None, None] / base ** (jnp.arange(half) / half)
+    each = position[..., None, None] if position.ndim < x.ndim - 1 else position[..., None, :]
+    angle = each / base ** (jnp.arange(half) / half)
     first, second = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

@@ -57,14 +57,20 @@ class Qwen(nnx.Module):
 
     @jax.named_scope("language")
     def __call__(
-        self, x: Float[Array, "r p w"], segment: Int[Array, "r p"], position: Int[Array, "r p"]
+        self,
+        x: Float[Array, "r p w"],
+        segment: Int[Array, "r p"],
+        position: Int[Array, "r p"],
+        rope: Int[Array, "r p pairs"] | None = None,
     ) -> Float[Array, "r p w"]:
         graph, weights = nnx.split(self.layers)
 
-        def layer(x: Array, weights: Any, segment: Array, position: Array) -> tuple[Array, None]:
+        def layer(
+            x: Array, weights: Any, segment: Array, position: Array, *rope: Array
+        ) -> tuple[Array, None]:
             block = nnx.merge(graph, weights)
             x = constrain(x, ROWS, "context")
-            q, k, v = block.attention(block.norm1(x), position)
+            q, k, v = block.attention(block.norm1(x), *(rope or (position,)))
             seen = attend(
                 q,
                 k,
@@ -79,7 +85,8 @@ class Qwen(nnx.Module):
             x = x + block.attention.out(seen.out)
             return x + block.mlp(block.norm2(x)), None
 
-        rows, pipeline = (segment, position), self.compute.pipeline
+        given = () if rope is None else (rope,)
+        rows, pipeline = (segment, position, *given), self.compute.pipeline
         unroll = self.compute.unroll
         x, _ = scan_layers(layer, x, weights, self.remat, rows, pipeline=pipeline, unroll=unroll)
         return self.norm(x)
@@ -107,7 +114,7 @@ class QwenAttention(nnx.Module):
         self.k_norm = _norm(config.head_dim, compute, rngs)
 
     def __call__(
-        self, x: Float[Array, "r p w"], position: Int[Array, "r p"]
+        self, x: Float[Array, "r p w"], position: Int[Array, "r p"] | Int[Array, "r p pairs"]
     ) -> tuple[Float[Array, "r p n d"], Float[Array, "r p g d"], Float[Array, "r p g d"]]:
         q = rotary(self.q_norm(self.q(x)), position, _ROTARY_BASE)
         return q, rotary(self.k_norm(self.k(x)), position, _ROTARY_BASE), self.v(x)
