@@ -247,6 +247,14 @@ def prefix_tokens(
     return constrain(x, ROWS, "context")
 
 
+def image_segments(batch: PackedBatch, tokens_per_image: int) -> Int[Array, "r i"]:
+    """Segment of the sample that each image slot belongs to: j + 1 for slot j, 0 if it is empty."""
+    rows, slots = batch.images.shape[:2]
+    owner = jnp.zeros((rows, slots + 1), jnp.int32)
+    at = jnp.minimum(batch.prefix_source // tokens_per_image, slots)
+    return owner.at[jnp.arange(rows)[:, None], at].max(batch.prefix_segment)[:, :slots]
+
+
 def _members(batch: PackedBatch) -> list[tuple[str, Any]]:
     return [(field.name, getattr(batch, field.name)) for field in fields(batch)]
 
