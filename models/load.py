@@ -30,7 +30,7 @@ from models.inputs.pictures import PictureFit
 from models.inputs.processor import Processor
 from models.inputs.tokenizer import SentencePiece
 from models.layers import stack
-from models.layers.fp8 import HISTORY_LEAF
+from models.layers.float8.fp8 import HISTORY_LEAF
 from models.layers.layers import Lora
 from models.layers.quantized import (
     Kernel,
@@ -40,7 +40,7 @@ from models.layers.quantized import (
     quantize_kernel,
     shape_of,
 )
-from models.model import STACKED, Model, ModelConfig, quantize_params
+from models.model import STACKED, Model, ModelConfig, build_model, quantize_params, rules_of
 from models.policy import Policy
 from models.sharding import shardings
 
@@ -114,7 +114,7 @@ def load_policy(
         config = config.changed(steps=steps)
     if solver not in (None, config.solver):
         config = config.changed(solver=solver)
-    model = config.build()
+    model = build_model(config)
     params = load_params(path, like_model(model, dtype, mesh), found, as_saved=dtype is None)
     if apart and (stacked := getattr(model, STACKED, None)) is not None:
         params = stack.apart(params, stacked, free=True)
@@ -189,7 +189,7 @@ def like_model(model: Model, dtype: str | None = None, mesh: Mesh | None = None)
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
         wanted,
-        shardings(wanted, model.sharding_rules, mesh),
+        shardings(wanted, rules_of(model), mesh),
     )
 
 

@@ -31,7 +31,7 @@ from models.inputs.tokenizer import TextTokenizer
 from models.layers.functional import Params
 from models.layers.layers import Compute
 from models.layers.quantized import Rounding, names, quantize
-from models.sharding import Rules
+from models.sharding import WHOLE, Rules
 
 Config = TypeVar("Config", bound="ModelConfig")
 
@@ -260,22 +260,14 @@ class Model(Protocol):
 
     `PackedBatch` has R rows of K samples; actions are [R, K, horizon, action_dim], f32 and
     normalised; `action_mask` says which of them count.
+
+    Optional members: `sharding_rules` (`rules_of`), `groups` (`groups_of`), `TERMS`, `STACKED`, and
+    those of a `FlowModel`. Batch normalisation is in `models.layers.batch_norm`.
     """
 
     @property
     def config(self) -> Any:
         """The ModelConfig it was built from."""
-
-    @property
-    def sharding_rules(self) -> Rules:
-        """Rules that shard the parameters; every path must match exactly one rule."""
-
-    @property
-    def groups(self) -> Mapping[str, str]:
-        """Parts that are trained or frozen together: each name with a regex that the beginning of a
-        parameter's path matches. A part may lie within another. `optimizer.rate_factors` accepts
-        "@name" for a part; RL's presets train "action", the part that draws chunks and that
-        `FlowModel.observe` does not read."""
 
     def init(self, key: PRNGKeyArray) -> Params:
         """Random parameters, f32."""
@@ -326,6 +318,20 @@ def bind_processor(model: Any, processor: Any) -> Any:
     return model if reading is None or processor is None else reading(processor)
 
 
+def rules_of(model: Any) -> Rules:
+    """Rules that shard a model's parameters: its `sharding_rules`, of which every path must match
+    exactly one, or every device holds all parameters."""
+    return getattr(model, "sharding_rules", WHOLE)
+
+
+def groups_of(model: Any) -> Mapping[str, str]:
+    """Parts of a model's parameters that are trained or frozen together: its `groups`, each name
+    with a regex that the beginning of a parameter's path matches, or one group, "all". A part may
+    lie within another. `optimizer.rate_factors` accepts "@name" for a part; RL's presets train
+    "action", the part that draws chunks and that `FlowModel.observe` does not read."""
+    return getattr(model, "groups", {"all": "."})
+
+
 TERMS = ("term_names", "losses")
 """Optional members of a Model whose loss has several terms: the terms' names, and `losses(params,
 batch, key)`, which returns the loss's sum and (its count, each term's sum by name). Training logs
@@ -352,6 +358,33 @@ def require(owner: Any, name: str, purpose: str) -> Any:
             f"{type(owner).__name__} as models/model.py describes it."
         )
     return getattr(owner, name)
+
+
+def build_model(config: ModelConfig) -> "Model":
+    """The config's model, once both are seen to keep the contract of this file.
+
+    Raises:
+      ValueError: the config is no frozen dataclass, or lacks a size; or its model has another
+        config, or lacks a method.
+    """
+    kind, name = type(config), config.family
+    made = getattr(kind, "__dataclass_params__", None)
+    if made is None or not made.frozen:
+        raise ValueError(
+            f"{kind.__name__}, the config of family '{name}', is no frozen dataclass; write "
+            "@dataclass(frozen=True) above it."
+        )
+    for size in ("state_dim", "action_dim", "horizon"):
+        require(config, size, "every run")
+    model = config.build()
+    if getattr(model, "config", None) != config:
+        raise ValueError(
+            f"{type(model).__name__}, which {kind.__name__}.build() returned, has no `config` "
+            "equal to the one that built it; return a model with that config."
+        )
+    for method in ("init", "loss", "sample_actions"):
+        require(model, method, "every run")
+    return model
 
 
 def init_params(model: "Model", key: PRNGKeyArray) -> Params:

@@ -17,6 +17,8 @@ from jaxtyping import Array, Float, Int
 
 PyTree = Any
 Rules = tuple[tuple[str, PartitionSpec], ...]
+WHOLE: Rules = ((".", PartitionSpec()),)
+"""Every device holds all parameters."""
 ROWS = ("data", "fsdp")
 """The axes that split the rows of a batch."""
 _AXES = {*ROWS, "stage", "context", "tensor"}

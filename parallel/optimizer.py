@@ -18,7 +18,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from optax.contrib import schedule_free, schedule_free_eval_params
 
 from models.files.own_file import by_name, check_choice
-from models.layers.fp8 import is_history
+from models.layers.batch_norm import is_frozen, is_running
+from models.layers.float8.fp8 import is_history
 from models.sharding import axes_of, path_name
 from parallel import moments
 from parallel.muon import scale_by_muon_and_adam
@@ -183,14 +184,15 @@ def at_step(state: Any, step: Any) -> Any:
 
 def select(config: OptimizerConfig, params: Any) -> tuple[Any, Any]:
     """Two trees of bool: the parameters that need a gradient, and those of them that the optimizer
-    updates (not the histories of float8 scales, which are replaced).
+    updates (not the histories of float8 scales and running statistics, which are replaced).
+    Parameters of a `FrozenBatchNorm` are in neither and need no factor.
 
     Raises:
       ValueError: `rate_factors` gives no factor to some parameters (all are listed), freezes all
         parameters, or has a regex that decides for none; or `decayed` matches no parameter.
     """
     flat = jax.tree_util.tree_flatten_with_path(params)[0]
-    names = [path_name(path) for path, _ in flat if not is_history(path)]
+    names = [path_name(path) for path, _ in flat if not (_is_record(path) or is_frozen(path))]
     deciding = {name: _deciding(config, name) for name in names}
     missing = [name for name, pair in deciding.items() if pair is None]
     if config.rate_factors and missing:
@@ -209,10 +211,13 @@ def select(config: OptimizerConfig, params: Any) -> tuple[Any, Any]:
             f"it, the first applies."
         )
     moving = jax.tree_util.tree_map_with_path(
-        lambda path, _: is_history(path) or _rate(config, path_name(path)) > 0, params
+        lambda path, _: (
+            _is_record(path) or (not is_frozen(path) and _rate(config, path_name(path)) > 0)
+        ),
+        params,
     )
     trained = jax.tree_util.tree_map_with_path(
-        lambda path, moves: moves and not is_history(path), moving
+        lambda path, moves: moves and not _is_record(path), moving
     )
     if not any(jax.tree.leaves(trained)):
         raise ValueError(
@@ -308,6 +313,10 @@ def _method(config: OptimizerConfig) -> optax.GradientTransformation:
 
 def _map(function: Callable[[str, Any], Any], tree: Any) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, x: function(path_name(path), x), tree)
+
+
+def _is_record(path: tuple[Any, ...]) -> bool:
+    return is_history(path) or is_running(path)
 
 
 def _deciding(config: OptimizerConfig, path: str) -> tuple[str, float] | None:

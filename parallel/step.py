@@ -17,7 +17,9 @@ from jax.sharding import Mesh, use_abstract_mesh
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from models.inputs.packed_batch import PackedBatch
-from models.layers import fp8
+from models.layers import batch_norm
+from models.layers.batch_norm import training
+from models.layers.float8 import fp8
 from models.layers.functional import fill, only
 from models.layers.quantized import is_quantized
 from models.sharding import ROWS, Rules, constrain, shardings
@@ -216,7 +218,7 @@ def apply_gradients(
     new = optax.apply_updates(old, updates)
     params = fill(new, state.params)
     whole = fill(summed, state.params)
-    params = fp8.advance(params, state.params, whole)
+    params = _recorded(params, state.params, whole)
     kept = _present(state.ema)
     with jax.named_scope("ema"):
         if (own := own_average(optimizer, opt_state, new)) is not None:
@@ -228,7 +230,7 @@ def apply_gradients(
                 state.ema,
                 only(params, kept),
             )
-        ema = fp8.advance(ema, only(state.params, kept), only(whole, kept))
+        ema = _recorded(ema, only(state.params, kept), only(whole, kept))
     loss, norm = loss_sum / count, optax.tree_utils.tree_norm(gradients)
     metrics = {
         "loss": loss,
@@ -238,6 +240,12 @@ def apply_gradients(
         "finite": jnp.isfinite(loss) & jnp.isfinite(norm),
     }
     return TrainState(state.step + 1, params, ema, opt_state), metrics
+
+
+def _recorded(updated: Params, params: Params, gradients: Params) -> Params:
+    """`updated` with what a step records instead of learning: scales of float8, and statistics."""
+    updated = fp8.advance(updated, params, gradients)
+    return batch_norm.advance(updated, params, gradients)
 
 
 def _key(seed: Any, what: int) -> PRNGKeyArray:
@@ -282,8 +290,8 @@ def _sum_gradients(
 
     def losses(p: Params, b: PackedBatch) -> tuple[Array, tuple[Array, Metrics]]:
         if names:
-            return cast(Any, model).losses(fill(p, params), b, key)
-        total, count = model.loss(fill(p, params), b, key)
+            return cast(Any, model).losses(training(fill(p, params)), b, key)
+        total, count = model.loss(training(fill(p, params)), b, key)
         return total, (count, {})
 
     gradient = jax.value_and_grad(losses, has_aux=True)

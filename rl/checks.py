@@ -7,6 +7,7 @@ import jax
 
 from models import Policy
 from models.files.own_file import by_name
+from models.layers.batch_norm import is_running
 from models.layers.functional import Params
 from models.model import FLOW, FlowModel, is_ours, require
 from models.robot_policy import processor_of
@@ -96,7 +97,7 @@ def check_kept(model: FlowModel, params: Params, config: LearnerConfig) -> None:
     changing = [
         name
         for path, moves in jax.tree_util.tree_flatten_with_path(moving)[0]
-        if moves and re.search(model.observing, name := path_name(path))
+        if moves and not is_running(path) and re.search(model.observing, name := path_name(path))
     ]
     if changing:
         raise ValueError(

@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
 from models.inputs.packed_batch import PackedBatch
-from models.layers import fp8
+from models.layers.float8 import fp8
 from models.layers.functional import fill, only
-from models.sharding import Rules
+from models.sharding import WHOLE, Rules
 from parallel.mesh import make_mesh, replicated
 from parallel.optimizer import OptimizerConfig, at_step, select
 from parallel.step import Metrics, TrainState, abstract_state_of, apply_gradients, state_from
@@ -42,9 +42,6 @@ LogProb = Callable[
 ]
 """Function that returns log π of the numbers drawn, the value head's estimate, and an entropy for
 each decision; it takes `Experience.observed` where that is kept."""
-
-WHOLE: Rules = ((".", PartitionSpec()),)
-"""Every device holds all parameters."""
 
 _KEPT = 0.9
 """Decay of the running scale of advantages, from step to step."""

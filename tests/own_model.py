@@ -11,7 +11,6 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import PartitionSpec
 
 from models.attention.attention import attend
 from models.flow import flow
@@ -57,7 +56,6 @@ class SightConfig(ModelConfig, family="sight"):
 class Sight:
     config: SightConfig
 
-    sharding_rules = ((r".", PartitionSpec()),)
     groups: ClassVar[Mapping] = {"vision": "vision|camera", "action": "action|time|blocks|position"}
     observing = r"^(vision|camera)(/|$)"
     feature_width = property(lambda self: self.config.width)

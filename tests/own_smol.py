@@ -22,7 +22,7 @@ from models.config import from_json, model_config, to_json
 from models.flow import flow
 from models.formats import CheckpointFormat, CheckpointInfo, register
 from models.inputs.history import History
-from models.inputs.packed_batch import image_owners, prefix_tokens
+from models.inputs.packed_batch import image_segments, prefix_tokens
 from models.inputs.pictures import PictureFit, resize_with_pad
 from models.inputs.processor import Processor
 from models.inputs.prompts import PromptReader
@@ -152,7 +152,7 @@ class Modules(nnx.Module):
             (earlier,), now = batch.more_images, batch.images.shape[1]
             seen = self._seen(earlier).mean(1).reshape(rows, earlier.shape[1], -1)
             read.append(seen + self.age[0])
-            owners.append(image_owners(batch, [self.config.tokens_per_image])[:, now:])
+            owners.append(image_segments(batch, [self.config.tokens_per_image])[:, now:])
         return jnp.concatenate(read, axis=1), jnp.concatenate(owners, axis=1)
 
     def act(self, noised, time, observed):

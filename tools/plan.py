@@ -29,7 +29,7 @@ from models.files.terminal import Console, guard_tracebacks, harmless
 from models.inputs.packed_batch import PackedBatch, pack
 from models.layers.layers import Remat
 from models.layers.pipeline import Pipeline
-from models.model import KeptModel, ModelConfig, require
+from models.model import KeptModel, ModelConfig, build_model, require, rules_of
 from parallel.mesh import MeshConfig
 from parallel.optimizer import OptimizerConfig
 from parallel.planning.cluster import Cluster, make_cluster, read_cluster
@@ -122,7 +122,7 @@ def make_task(run: PlannedRun, cluster: Cluster) -> TrainingTask:
         model=lambda remat, precision: KeptModel(_model(config, remat, precision)),
         batch=batch,
         optimizer=replace(optimizer, decay_steps=optimizer.warmup_steps + 1),
-        rules=config.build().sharding_rules,
+        rules=rules_of(config.build()),
         stacks=require(config, "stacks", "tools.plan")(layout),
         rows=run.rows or 8 * cluster.devices,
         samples=layout.samples,
@@ -333,7 +333,7 @@ def _model(config: ModelConfig, remat: Remat, precision: Precision) -> Any:
         config = config.computing(dtype=dtype, fp8=fp8)
     if remat != "none" or hasattr(config, "recomputing"):
         config = require(config, "recomputing", f"remat '{remat}'")(remat)
-    return config.build()
+    return build_model(config)
 
 
 def _read(run: PlannedRun) -> tuple[ModelConfig, OptimizerConfig, Layout]:

@@ -19,7 +19,7 @@ from jaxtyping import Shaped
 from models.checkpoints.rename import MappedParameter, Pattern, Shape, Sizes, Table
 from models.checkpoints.safetensors_format import Entry
 from models.checkpoints.transpose import copy_into
-from models.layers.fp8 import HISTORY_LEAF
+from models.layers.float8.fp8 import HISTORY_LEAF
 
 PyTree = Any
 Bounds = tuple[int, int]

@@ -19,7 +19,7 @@ from orbax.checkpoint import v1 as ocp
 from models.checkpoints import digests
 from models.checkpoints.declared import check_declared
 from models.checkpoints.remote import local
-from models.layers.fp8 import HISTORY_LEAF
+from models.layers.float8.fp8 import HISTORY_LEAF
 from models.sharding import path_name
 
 Json = Any

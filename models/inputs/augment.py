@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt8
 
-from models.inputs.packed_batch import PackedBatch, image_owners
+from models.inputs.packed_batch import PackedBatch, image_segments
 
 _STREAM = 2**32 - 1
 _TO_YIQ = np.array([[0.299, 0.587, 0.114], [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
@@ -83,7 +83,7 @@ def augment(
     """
     if not (config.moves or config.shift or config.colours):
         return batch
-    owner = image_owners(batch, tokens)
+    owner = image_segments(batch, tokens)
     sample = jnp.maximum(owner - 1, 0)
     ids, robots = (
         jnp.take_along_axis(x, sample, axis=1) for x in (batch.sample_id, batch.embodiment)

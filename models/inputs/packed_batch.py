@@ -399,7 +399,7 @@ def prefix_tokens(
     return constrain(x, ROWS, "context")
 
 
-def image_owners(batch: PackedBatch, tokens: Sequence[int]) -> Int[Array, "r all_i"]:
+def image_segments(batch: PackedBatch, tokens: Sequence[int]) -> Int[Array, "r all_i"]:
     """Segment of the sample that the picture in each image slot belongs to, 0 where it is empty.
 
     Args:

@@ -27,13 +27,19 @@ def fill(part: Any, whole: Any) -> Any:
 
 @dataclass(frozen=True)
 class Functional(Generic[Module]):
-    """A module that `make(rngs)` builds, as pure functions."""
+    """A module that `make(rngs)` builds, as pure functions.
+
+    Raises:
+      ValueError: (when used) it has statistics that are no parameters, such as nnx.BatchNorm's.
+    """
 
     make: Callable[[nnx.Rngs], Module]
 
     def init(self, key: PRNGKeyArray) -> Params:
         """Random parameters, f32, as a nested dict."""
-        return nnx.to_pure_dict(nnx.state(self.make(nnx.Rngs(params=key)), nnx.Param))
+        module = self.make(nnx.Rngs(params=key))
+        _check_statistics(module)
+        return nnx.to_pure_dict(nnx.state(module, nnx.Param))
 
     def bind(self, params: Params) -> Module:
         """The modules with these parameters."""
@@ -45,6 +51,15 @@ class Functional(Generic[Module]):
     @cached_property
     def _abstract(self) -> tuple[Any, Any]:
         return nnx.split(nnx.eval_shape(lambda: self.make(nnx.Rngs(0))))
+
+
+def _check_statistics(module: nnx.Module) -> None:
+    if left := nnx.to_flat_state(nnx.state(module, nnx.BatchStat)):
+        name = "/".join(map(str, left[0][0]))
+        raise ValueError(
+            f"{type(module).__name__} keeps {name} as an nnx.BatchStat, which is neither trained "
+            "nor saved; use BatchNorm or FrozenBatchNorm of models.layers.batch_norm."
+        )
 
 
 def _is_none(x: Any) -> bool:

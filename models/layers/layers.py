@@ -18,8 +18,8 @@ from jaxtyping import Array, Float, Int
 
 from models.attention.attention import Implementation
 from models.files.bounds import check_size
-from models.layers import fp8
 from models.layers.calibrated import Watched, watched_dot
+from models.layers.float8 import fp8
 from models.layers.pipeline import Pipeline
 from models.layers.quantized import Kind, dot, dot_in_float8, is_quantized, matrix
 from models.layers.token_chunks import in_chunks

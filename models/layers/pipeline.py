@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
-from models.layers.fp8 import copies, split_histories
+from models.layers.float8.fp8 import copies, split_histories
 from models.layers.functional import fill
 from models.sharding import ROWS, Rules, axis_size, constrain
 
@@ -103,9 +103,9 @@ def circulate(
     that are not adjacent, so once per call a permutation moves its share of weights, of cached
     arrays and of what layers leave (and moves gradients back).
 
-    Gradients of weights are summed over micro-batches; in a float8 history (`models.layers.fp8`)
-    the largest magnitudes are kept. A stage that has nothing to do computes on whatever arrives
-    (zeros, or old rows), and nothing reads the result.
+    Gradients of weights are summed over micro-batches; in a float8 history
+    (`models.layers.float8.fp8`) the largest magnitudes are kept. A stage that has nothing to do
+    computes on whatever arrives (zeros, or old rows), and nothing reads the result.
 
     Raises:
       ValueError: as `check_pipeline`.

@@ -16,7 +16,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Shaped
 
-from models.layers.fp8 import copies, split_histories
+from models.layers.float8.fp8 import copies, split_histories
 from models.layers.functional import fill
 from models.layers.recomputation import recomputes
 from models.sharding import ROWS, axis_size
@@ -51,7 +51,7 @@ def chunked(
     """`function(weights, tokens)`, arrays [n, ...], at most `size` tokens at a time; zero-padded.
 
     Gradients of weights are summed over chunks; in the float8 histories among them
-    (`models.layers.fp8`) the largest magnitudes are kept.
+    (`models.layers.float8.fp8`) the largest magnitudes are kept.
     """
     length = len(jax.tree.leaves(tokens)[0])
     count = -(-length // size)

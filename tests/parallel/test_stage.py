@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec, use_abstract_mesh
 from models.families.groot.model import SHARDING_RULES, Groot, GrootConfig
 from models.inputs.packed_batch import Sample, pack
 from models.layers.dit import TransformerConfig
-from models.layers.fp8 import is_history
+from models.layers.float8.fp8 import is_history
 from models.layers.layers import Compute, Lora
 from models.layers.pipeline import Pipeline
 from models.layers.qwen3 import QwenConfig

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from models.layers import fp8
+from models.layers.float8 import fp8
 from parallel.hosts.distributed import put_batch
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.optimizer import OptimizerConfig, make_optimizer, make_schedule

@@ -16,7 +16,7 @@ from models.families.pi import lora, openpi
 from models.families.pi.fast.model import Pi0FastConfig
 from models.families.pi.lerobot import open_lerobot
 from models.inputs.tokenizer import Tokenizer
-from models.layers.fp8 import HISTORY_LEAF
+from models.layers.float8.fp8 import HISTORY_LEAF
 from models.layers.layers import Lora
 from models.load import begin_from, inspect_params, like_model, load_params
 from tests.helpers.models.openpi_numbers import FIXTURES, TOLD, observation

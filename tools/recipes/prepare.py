@@ -45,7 +45,7 @@ from models.inputs.fast import Fast
 from models.inputs.tokenizer import Tokenizer
 from models.layers.quantized import is_quantized
 from models.load import check_fit, derived
-from models.model import ModelConfig, function_at, init_params
+from models.model import ModelConfig, build_model, function_at, groups_of, init_params
 from models.sharding import path_name
 from parallel.optimizer import select, with_groups
 from tools.recipes.insulation import open_own, prepared_targets, subtask_texts, words_left
@@ -210,9 +210,10 @@ def check_model(config: RunConfig) -> None:
     """Refuses configs that this command cannot train.
 
     Raises:
-      ValueError: kernels in few bits would be trained, or the adapters to train on them are
-        missing.
+      ValueError: the model's family does not keep its contract, kernels in few bits would be
+        trained, or the adapters to train on them are missing.
     """
+    build_model(config.model)
     if config.model.compute.quantized:
         _check_frozen(config)
 
@@ -234,7 +235,7 @@ def _check_frozen(config: RunConfig) -> None:
             "as model.vision.lora:lora, or use a preset that has them, such as pi05-qlora."
         )
     params = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
-    moving = select(with_groups(config.optimizer, model.groups), params)[0]
+    moving = select(with_groups(config.optimizer, groups_of(model)), params)[0]
     parts = jax.tree_util.tree_leaves_with_path(moving, is_leaf=is_quantized)
     for path, leaf in parts:
         if is_quantized(leaf) and any(jax.tree.leaves(leaf)):

@@ -4,7 +4,7 @@ a user's file as `path/to/file.py:NAME`.
 
 from dataclasses import replace
 
-from models.model import Model
+from models.model import Model, groups_of
 from parallel.optimizer import with_groups
 from rl.config import (
     ColocatedConfig,
@@ -79,7 +79,7 @@ def learner_of(config: RlConfig, model: Model) -> LearnerConfig:
     Raises:
       ValueError: the model has no such group.
     """
-    optimizer = with_groups(config.learner.optimizer, model.groups, "policy/")
+    optimizer = with_groups(config.learner.optimizer, groups_of(model), "policy/")
     return replace(config.learner, optimizer=optimizer)
 
 

@@ -33,7 +33,7 @@ from models.inputs.embodiment import Normalizer
 from models.inputs.tokenizer import SentencePiece
 from models.layers.pipeline import check_pipeline
 from models.load import begin_from, inspect_params, trained_preparation
-from models.model import Augmented, Model, bind_processor, require
+from models.model import Augmented, Model, bind_processor, groups_of, require, rules_of
 from parallel.evaluations import HELD_OUT_LOSS, check_metric
 from parallel.hooks import Hook
 from parallel.hosts.distributed import host_index, put_batch, row_share
@@ -274,7 +274,7 @@ def _run(
             measures.append(acting.begin)
         result = train(
             Augmented(model, config.augment, cameras),
-            model.sharding_rules,
+            rules_of(model),
             batches,
             lambda step: content,
             Run(
@@ -284,7 +284,7 @@ def _run(
                 {"preset": paths.preset, "data": paths.data},
             ),
             config.trainer,
-            with_groups(config.optimizer, model.groups),
+            with_groups(config.optimizer, groups_of(model)),
             mesh=mesh,
             initial=_initial(paths, model, config),
             hooks=[Hook(config.trainer.eval_every, measure) for measure in measures],

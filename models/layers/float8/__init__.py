@@ -1,1 +1,1 @@
-"""Numbers in float8 with a scale for each block, and their products."""
+"""Products in float8, with scales of a whole tensor or of each block."""

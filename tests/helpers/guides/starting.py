@@ -21,6 +21,7 @@ import pytest
 
 import models
 from models import Policy, pack
+from models.model import groups_of, rules_of
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.optimizer import with_groups
 from parallel.step import abstract_state
@@ -130,8 +131,8 @@ def _shapes(model: Any, optimizer: Any, rows: Any) -> None:
     config = RunConfig(model=model, optimizer=optimizer, rows=rows)
     layout = config.layout(mixture(3000, config))
     built, mesh = model.build(), make_mesh(MeshConfig(data=1), jax.devices()[:1])
-    optimizer = with_groups(optimizer, built.groups)
-    state = abstract_state(built, optimizer, built.sharding_rules, mesh)
+    optimizer = with_groups(optimizer, groups_of(built))
+    state = abstract_state(built, optimizer, rules_of(built), mesh)
     batch = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((rows.number, *x.shape[1:]), x.dtype), pack([[]], layout)
     )

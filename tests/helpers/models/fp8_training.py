@@ -18,7 +18,7 @@ import numpy as np
 import optax
 
 from models import PackedBatch, Pi, Sample, pack
-from models.layers import fp8
+from models.layers.float8 import fp8
 from models.layers.layers import Compute
 from models.layers.quantized import quantize
 from tools.recipes.presets import TINY

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from models.families.pi.model import SHARDING_RULES, Pi, PiConfig
 from models.inputs.packed_batch import PackedBatch, Sample, pack
-from models.layers.fp8 import is_history
+from models.layers.float8.fp8 import is_history
 from parallel.hosts.distributed import put_batch, row_share
 from parallel.optimizer import OptimizerConfig
 from parallel.step import TrainState, abstract_state, make_train_step, state_from

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from models import Embodiment, Normalizer, Sample, pack
-from models.inputs.packed_batch import lay_out
+from models.inputs.packed_batch import image_segments, lay_out
 from models.inputs.prompts import TemplatePrompt, template
 from models.inputs.tokenizer import BOS, Tokenizer
 from tests.helpers.models.processors import tokens_of, word_processor
@@ -37,6 +37,17 @@ def test_images_stand_among_the_text_where_a_sample_says():
     second = [15, *range(8, 12), 16, 25]
     np.testing.assert_array_equal(batch.prefix_source[0, :19], first + second)
     np.testing.assert_array_equal(batch.prefix_position[0, :19], [*range(12), *range(7)])
+
+
+def test_image_slots_belong_to_the_sample_whose_pictures_they_hold():
+    beside = [
+        dataclasses.replace(sample(1, 3, 10), image_at=(2,)),
+        sample(0, 2, 5),
+        sample(1, 1, 2),
+    ]
+    batch = pack([beside, [sample(0, 2, 20)], [sample(3, 1, 1)]], LAYOUT)
+    owners = image_segments(batch, [LAYOUT.tokens_per_image])
+    np.testing.assert_array_equal(owners, [[1, 3, 0], [0, 0, 0], [1, 1, 1]])
 
 
 @pytest.mark.parametrize("at", [(0,), (2, 1), (0, 4), (-1, 0)])

@@ -33,6 +33,7 @@ from models.layers.gemma import GemmaConfig
 from models.layers.layers import Compute
 from models.layers.qwen3 import QwenConfig
 from models.layers.siglip import SiglipConfig
+from models.model import rules_of
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.optimizer import OptimizerConfig
 from parallel.step import abstract_state, init_state, make_train_step, state_from
@@ -243,7 +244,7 @@ def trainer(
     """Two functions: a batch's loss at the first parameters, `stirred`, by the training step
     itself; and that step from the last state on, which ends when the device is done."""
     model, mesh = config.build(), make_mesh(MeshConfig(), jax.devices()[:1])
-    abstract = abstract_state(model, _OPTIMIZER, model.sharding_rules, mesh)
+    abstract = abstract_state(model, _OPTIMIZER, rules_of(model), mesh)
     step = make_train_step(model, _OPTIMIZER, mesh, abstract)
     drawn = init_state(model, _OPTIMIZER, abstract, _SEED).params
     first = state_from(stirred(drawn), _OPTIMIZER, abstract)

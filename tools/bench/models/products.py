@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from models import PiConfig
 from models.files.terminal import Console, track
-from models.layers import fp8
+from models.layers.float8 import fp8
 from models.layers.quantized import dot, dot_in_float8, quantize_kernel
 from parallel.planning.cluster import chip_of
 from tools.bench.attempt import attempt, tell

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from models.files.terminal import Console
-from models.model import KeptModel
+from models.model import KeptModel, groups_of, rules_of
 from parallel.mesh import MeshConfig
 from parallel.optimizer import with_groups
 from parallel.planning.deviceless import CompiledStep, compile_step, devices
@@ -41,8 +41,8 @@ def compiled(config: RunConfig, samples: int) -> CompiledStep:
     optimizer = replace(config.optimizer, decay_steps=config.optimizer.warmup_steps + 1)
     return compile_step(
         KeptModel(model),
-        with_groups(optimizer, model.groups),
-        model.sharding_rules,
+        with_groups(optimizer, groups_of(model)),
+        rules_of(model),
         MeshConfig(),
         layout,
         samples // row,

@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 
 from models.files.terminal import Console
 from models.layers.layers import Remat
-from models.model import ModelConfig, require
+from models.model import ModelConfig, require, rules_of
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.monitor.speed import Speed, model_flops
 from parallel.optimizer import OptimizerConfig
@@ -127,7 +127,7 @@ def held(config: ModelConfig, optimizer: OptimizerConfig, rows: int, samples: in
     model = config.build()
     batch = jax.eval_shape(lambda: random_batch(config, rows, samples))
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-    state = abstract_state(model, optimizer, model.sharding_rules, mesh)
+    state = abstract_state(model, optimizer, rules_of(model), mesh)
     own = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
     return own + gradient_work(model, optimizer, batch).peak
 
@@ -137,7 +137,7 @@ def stepper(
 ) -> tuple[Callable[[], Any], Any]:
     """A training step to call repeatedly, and its compiled program."""
     model = config.build()
-    abstract = abstract_state(model, optimizer, model.sharding_rules, mesh)
+    abstract = abstract_state(model, optimizer, rules_of(model), mesh)
     state = init_state(model, optimizer, abstract, 0)
     jitted: Any = make_train_step(model, optimizer, mesh, abstract)
     step = jitted.lower(state, batch, 0).compile()

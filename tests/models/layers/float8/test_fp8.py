@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from models import pack
 from models.attention.target import compiling_for
 from models.families.pi.model import Pi, PiConfig
-from models.layers import fp8
+from models.layers.float8 import fp8
 from models.layers.layers import Compute, Dense
 from models.layers.quantized import quantize
 from parallel.planning import deviceless
