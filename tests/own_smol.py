@@ -21,7 +21,7 @@ from models.checkpoints.sources import CheckpointSource
 from models.config import from_json, model_config, to_json
 from models.flow import flow
 from models.formats import CheckpointFormat, CheckpointInfo, register
-from models.inputs.history import History
+from models.inputs.history import NOW, History
 from models.inputs.packed_batch import image_segments, prefix_tokens
 from models.inputs.pictures import PictureFit, resize_with_pad
 from models.inputs.processor import Processor
@@ -77,8 +77,8 @@ class SmolConfig(ModelConfig, family="smol"):
 
     @property
     def observed(self):
-        ago = (("state", self.memory), ("images", self.memory[-1:])) if self.memory else ()
-        return History(ago, padding="mask")
+        ago = (("state", self.memory), ("images", self.memory[-1:]))
+        return History(ago, padding="mask") if self.memory else NOW
 
     def processor(self, robots, tokenizer=None):
         sizes = self.state_dim, self.action_dim, self.horizon, self.state_input, tuple(robots)

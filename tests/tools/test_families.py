@@ -1,6 +1,6 @@
-"""Commands take any family of models: GR00T's and π0-FAST's small presets, and one that a user's
-file defines, each recorded for, trained, evaluated, served, planned, quantised, converted and, if
-it has a velocity field, improved by RL."""
+"""Commands take any family of models: GR00T's and π0-FAST's small presets, and two that users'
+files define, one of which reads the past, each recorded for, trained, evaluated, served, planned,
+quantised, converted and, if it has a velocity field, improved by RL."""
 
 import sys
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ from tests.helpers.tools.small_run import one_device
 from tools import convert_checkpoint, evaluate, plan, quantize, record, rl, serve, train
 from tools.serving.metrics import Metrics
 
-OWN = Path(__file__).parents[1] / "own_model.py"
+OWN, SMOL = (Path(__file__).parents[1] / name for name in ("own_model.py", "own_smol.py"))
 SUITES = """
 from sim.environments.device_slots import DeviceSlots
 from sim.suites import Suite
@@ -68,6 +68,10 @@ class Family:
     """A kernel that tools.quantize takes."""
     flows: bool = True
     """It has a velocity field, and so Euler steps and RL."""
+    slower: str = "@vision"
+    """Parameters trained at half the rate."""
+    remembers: bool = False
+    """It reads the past, which RL does not show it."""
 
 
 def sizes(stack: str, *values: str) -> tuple[str, ...]:
@@ -114,6 +118,16 @@ FAMILIES = [
         "language/layers/mlp/up/kernel",
         flows=False,
     ),
+    Family(
+        "smol",
+        f"{SMOL}:SMOL",
+        SMOL,
+        (*sizes("vision.", *TOWER), *sizes("", "width", "16", "depth", "1", "heads", "2")),
+        "words",
+        "action_blocks/up/kernel",
+        slower="^vision/",
+        remembers=True,
+    ),
 ]
 
 
@@ -145,7 +159,7 @@ def trained(family, demos, tmp_path_factory) -> Path:
             *("--model.image-size", "16", "--model.horizon", "4"),
             *("--trainer.steps", "4", "--trainer.save-every", "2", "--trainer.eval-every", "4"),
             *("--rows.number", "4", "--optimizer.warmup-steps", "1", "--mesh.data", "1"),
-            *("--optimizer.rate-factors", "@vision", "0.5", ".", "1.0"),
+            *("--optimizer.rate-factors", family.slower, "0.5", ".", "1.0"),
             *family.options,
         ]
     )
@@ -225,8 +239,9 @@ def test_grpo_improves_what_draws_chunks_and_leaves_what_reads_observations(
     )
     config = replace(config, learner=replace(config.learner, micro=8, epochs=1, minibatches=1))
     paths = rl.RlPaths(trained, tmp_path / "rl", family=family.file)
-    if not family.flows:
-        with pytest.raises(ValueError, match=f"'{family.name}' have no `field`, needed for RL"):
+    if not family.flows or family.remembers:
+        why = "have no `field`, needed for RL" if not family.flows else "reads past observations"
+        with pytest.raises(ValueError, match=why):
             rl.run(paths, config, QUIET)
         return
     assert rl.run(paths, config, QUIET).finished
@@ -241,6 +256,10 @@ def test_grpo_improves_what_draws_chunks_and_leaves_what_reads_observations(
 
 def test_a_family_is_planned(family):
     run, machines = plan.PlannedRun(preset=family.preset, rows=16), plan.Machines(gpus=2)
+    if family.name == "smol":
+        with pytest.raises(ValueError, match=r"'smol' have no `stacks`, needed for tools\.plan"):
+            plan.plan(run, machines, ("bf16",), ("none",))
+        return
     found = plan.plan(run, machines, ("bf16",), ("none",))[2]
     assert found[0].step > 0
     if family.name == "sight":

@@ -5,15 +5,18 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
 from data.mixture.recorded import RecordedEpisode
 from models import Policy
+from models.layers.siglip import SiglipConfig
 from models.robot_policy import RobotPolicy
 from models.session import RobotSession
 from sim.environments.device_slots import spec_of
 from sim.protocol import Observation
+from tests import own_smol
 from tests.helpers.models.tiny_policy import ARM, tiny_policy
 from tests.helpers.rl.point import Point
 from tools.recipes import bound_recording
@@ -48,6 +51,11 @@ class LookingBack(Calm):
         ]
 
 
+@dataclass(frozen=True)
+class Remembering(Calm):
+    """A model that reads past states and pictures (tests/own_smol.py)."""
+
+
 def digest(past):
     """A number that every value of the past changes."""
     weights = np.array([0.1, 0.3, 0.7, 1.3])
@@ -57,10 +65,20 @@ def digest(past):
 
 def made(kind):
     policy = tiny_policy().varied(sizes=(1,))
+    if kind is Remembering:
+        model = own_smol.SmolConfig(
+            vision=SiglipConfig(width=16, depth=1, hidden=16, heads=2, patch=8),
+            width=16, depth=1, heads=2, image_size=8, state_dim=3, action_dim=4, horizon=6,
+        ).build()  # fmt: skip
+        words = policy.processor.tokenizer
+        processor = model.config.processor(policy.processor.embodiments, words)
+        return kind(model, model.init(jax.random.key(0)), processor, sizes=(1,))
     return kind(policy.model, policy.params, policy.processor, sizes=(1,))
 
 
-@pytest.fixture(scope="module", params=[Calm, LookingBack], ids=["one", "four"])
+@pytest.fixture(
+    scope="module", params=[Calm, LookingBack, Remembering], ids=["one", "four", "memory"]
+)
 def policy(request):
     return made(request.param)
 
@@ -164,21 +182,25 @@ def test_all_that_acts_gives_the_same_chunks(policy, steps, monkeypatch):
     assert wanted.shape == (2, len(steps), 6, 2)
     np.testing.assert_array_equal(served(policy, steps), wanted)
     np.testing.assert_array_equal(in_a_notebook(policy, steps), wanted)
-    if steps == WHOLE or not isinstance(policy, LookingBack):  # a recording lost nothing
+    if steps == WHOLE or not looks_back(policy):  # a recording lost nothing
         np.testing.assert_array_equal(recorded(policy, steps, monkeypatch), wanted)
 
 
-def test_the_past_makes_a_difference_and_lost_messages_another():
-    one, four = (evaluated(made(kind), WHOLE) for kind in (Calm, LookingBack))
-    assert np.abs(one - four).max() > 1e-3
-    lost = evaluated(made(LookingBack), GAPS)
+def looks_back(policy):
+    return policy.session().remembers
+
+
+@pytest.mark.parametrize("kind", [LookingBack, Remembering])
+def test_the_past_makes_a_difference_and_lost_messages_another(kind):
+    four = evaluated(made(kind), WHOLE)
+    lost = evaluated(made(kind), GAPS)
     np.testing.assert_array_equal(lost[:, :3], four[:, :3])
     assert np.abs(lost[:, 3] - four[:, 4]).max() > 1e-3
 
 
 def test_a_policy_that_looks_back_sees_what_happens_while_it_acts_a_chunk(policy):
     """It is asked every third step, and sees the steps between."""
-    steps = WHOLE if isinstance(policy, LookingBack) else (0, 3, 6)
+    steps = WHOLE if looks_back(policy) else (0, 3, 6)
     chunks = evaluated(policy, steps, replan=3)
     every = evaluated(policy, WHOLE)
     np.testing.assert_array_equal(chunks, every[:, ::3])
@@ -187,11 +209,9 @@ def test_a_policy_that_looks_back_sees_what_happens_while_it_acts_a_chunk(policy
 def test_chunks_are_continued_alike(policy):
     """Three steps are acted before the next question, one more before its answer."""
     steps = (0, 3, 6)
-    wanted = evaluated(
-        policy, WHOLE if isinstance(policy, LookingBack) else steps, replan=3, delay=1
-    )
+    wanted = evaluated(policy, WHOLE if looks_back(policy) else steps, replan=3, delay=1)
     np.testing.assert_array_equal(wanted[:, 1:, :1], wanted[:, :-1, 3:4])
-    if not isinstance(policy, LookingBack):  # it would see the steps between, which nobody sends
+    if not looks_back(policy):  # it would see the steps between, which nobody sends
         np.testing.assert_array_equal(served(policy, steps, committed=1), wanted)
         np.testing.assert_array_equal(in_a_notebook(policy, steps, committed=1), wanted)
 
