@@ -137,7 +137,7 @@ class Modules(nnx.Module):
         self.action_out = nnx.Linear(width, config.action_dim, rngs=rngs)
 
     def observe(self, batch):
-        """What the expert reads, and whose it is: the prefix, past states and past pictures."""
+        """The prefix, past states and past pictures, which the expert reads, and whose they are."""
         rows, slots = batch.state.shape[:2]
         x = prefix_tokens(
             batch, self._seen(batch.images), self.words[batch.text], self.state_in(batch.state)

@@ -23,7 +23,9 @@ from tools.recipes.rl_presets import RL_PRESETS, learner_of
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("models", "data", "parallel", "sim", "rl", "tools", "tests")
 OWN = re.compile(r"models/(checkpoints|families)/.*")
-ASKED = re.compile(r"""isinstance\([^)]*\b(Pi|Groot)|\bfamily\b\W{0,3}\s*(==|!=|in)\s*[("']""")
+ASKED = re.compile(
+    r"""isinstance\([^)]*\b(Pi(?!cture)|Groot)|\bfamily\b\W{0,3}\s*(==|!=|in)\s*[("']"""
+)
 MINE = """
 from dataclasses import dataclass
 from models.load import check_fit

@@ -18,8 +18,8 @@ Padding = Literal["repeat", "mask"]
 
 @dataclass(frozen=True)
 class History:
-    """Which past observations are read: pairs of a column and how many steps ago its values were,
-    as in `(("state", (1, 2)), ("images", (10, 20)))`, ascending. A column is "state", the name of a
+    """The past that is read: pairs of a column and how many steps ago its values were observed, as
+    in `(("state", (1, 2)), ("images", (10, 20)))`, ascending. A column is "state", the name of a
     camera, or "images" for all other cameras. `padding`: what stands before an episode's start.
 
     Raises:

@@ -266,7 +266,7 @@ def normalise(x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
 @jax.named_scope("rope")
 def rotary(
     x: Float[Array, "*b t n d"],
-    position: Int[Array, "*b t"] | Int[Array, "*b t pairs"],
+    position: Int[Array, "*b t"] | Int[Array, "*b t {x.shape[-1]//2}"],
     base: float = 10_000.0,
 ) -> Float[Array, "*b t n d"]:
     """Rotates the two halves of each head by its position (RoPE, arXiv 2104.09864), which may

@@ -73,7 +73,7 @@ def test_the_environment_is_the_same_whichever_process_has_the_simulators(tmp_pa
     monkeypatch.setattr(placement, "OnHost", on_host)
     spread = DisaggregatedConfig(simulators=1, inference=0, inference_gpus=0.0)
     config = replace(HOST, placement="disaggregated", disaggregated=spread)
-    policy = SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace(image_size=32)))
+    policy = SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace(edge=32)))
     for _ in range(2):
         with on_cluster(policy, POINTS, ("points",), config, tmp_path / "none", None):
             pass
