@@ -228,6 +228,11 @@ class RobotPolicy:
                 f"The policy converts units ('{self.embodiment.adapter}'), which is not done on a "
                 "device; choose placement 'host'."
             )
+        if self.processor.observed.ago:
+            raise ValueError(
+                "The policy reads past observations, which are not kept on a device; choose "
+                "placement 'host'."
+            )
         if self.processor.state_input == "text":
             raise ValueError(
                 "The policy reads its state as text, which cannot be written on a device; choose "

@@ -62,11 +62,17 @@ def check_policy(policy: Policy, config: RlConfig) -> None:
             "The policy writes out its subtask before it acts, which RL does not support; first "
             "fine-tune it without subtasks, using tools.train --init and --model.text-loss 0."
         )
-    if policy.session().remembers:
+    if policy.session().ensemble is not None:
         raise ValueError(
-            "The policy reads past observations or takes the mean of overlapping chunks "
-            "(model.observed, model.temporal_ensemble_coeff), which RL's rollouts do not; start "
-            "from a policy that looks at one moment alone."
+            "The policy takes the mean of overlapping chunks (model.temporal_ensemble_coeff), of "
+            "which RL knows no probability; start from one that acts each chunk."
+        )
+    replan_steps, ago = config.rollout.replan_steps, model.config.observed.ago
+    if between := [name for name, steps in ago if any(step % replan_steps for step in steps)]:
+        raise ValueError(
+            f"The policy reads {', '.join(between)} of steps at which RL does not ask it, as "
+            f"rollout.replan_steps is {replan_steps}; choose a number that divides the steps back "
+            "in model.observed, such as 1."
         )
     if model.config.solver != "euler":
         raise ValueError(

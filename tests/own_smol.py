@@ -6,8 +6,10 @@ line, and pictures stand in the lower right corner of a black one. So is its for
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -93,6 +95,7 @@ class SmolConfig(ModelConfig, family="smol"):
 class Smol:
     config: SmolConfig
 
+    groups: ClassVar[Mapping] = {"vision": "vision", "action": "action"}
     observing = r"^(?!action)"
     feature_width = property(lambda self: self.config.width)
 

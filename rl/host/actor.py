@@ -19,6 +19,7 @@ from models.layers.functional import Params
 from models.policy import Policy
 from models.requests import Request
 from models.robot_policy import RobotPolicy
+from models.session import RobotSession
 from rl import flow_policy
 from rl.config import FlowConfig
 from rl.records import SampledChunk
@@ -53,9 +54,17 @@ class FlowActor:
         """Rows of the batches that are computed."""
         return self.policy.sizes
 
-    def prepare(self, observation: Observation, prompt: str, key: tuple[int, int]) -> Request:
+    def session(self) -> RobotSession:
         """See `rl.host.rollout.Actor`."""
-        return self.robot.request(observation, prompt, key)
+        return self.policy.session()
+
+    def prepare(
+        self, observation: Observation, prompt: str, key: tuple[int, int], session: RobotSession
+    ) -> Request:
+        """See `rl.host.rollout.Actor`."""
+        seen = session.observe(self.robot.observed(observation, prompt), key[1])
+        (request,) = self.policy.prepare([seen], np.asarray([key]))
+        return request
 
     def init(self, policy: Params, key: PRNGKeyArray, *, value: bool = True) -> Params:
         """`flow_policy.init` around the policy's parameters."""

@@ -327,7 +327,7 @@ class _Host:
         return Rollout(
             slots,
             self.batchers,
-            self._system.inference[0].actor.prepare,
+            self._system.inference[0].actor,
             self.staleness_control,
             self.trajectories,
             replan_steps=config.rollout.replan_steps,

@@ -10,7 +10,7 @@ and member, so with equal weights its trajectory is the same in any slot, beside
 import threading
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -23,6 +23,7 @@ from jaxtyping import Float
 from models.batcher import Batcher
 from models.inputs.packed_batch import Sample
 from models.requests import Request
+from models.session import RobotSession
 from parallel.hosts.watchdog import alive
 from rl.host.staleness import GroupMember, StalenessControl
 from rl.host.trajectory_buffer import TrajectoryBuffer
@@ -42,9 +43,14 @@ class Actor(Protocol):
     def sizes(self) -> tuple[int, ...]:
         """Rows of the batches that it computes."""
 
-    def prepare(self, observation: Observation, prompt: str, key: tuple[int, int]) -> Request:
-        """Prepares one observation ([c h w 3] and [s]); all randomness of its chunk derives from
-        the key."""
+    def session(self) -> RobotSession:
+        """The state to keep for an episode between its requests."""
+
+    def prepare(
+        self, observation: Observation, prompt: str, key: tuple[int, int], session: RobotSession
+    ) -> Request:
+        """Prepares one observation ([c h w 3] and [s]) of the episode's step `key[1]`; all
+        randomness of its chunk derives from the key."""
 
     def answer(
         self, params: Any, requests: Sequence[Request]
@@ -102,7 +108,7 @@ class Rollout:
       slots: used by that thread alone.
       batchers: answer the slots; batcher i of n answers those whose number is i modulo n. They may
         serve other rollouts too.
-      prepare: `Actor.prepare`.
+      actor: prepares observations.
       replan_steps: steps executed of each chunk.
       reward: see `rl.rewards`.
       values: the policy has a value head, which is asked about the last observation if time ran
@@ -116,7 +122,7 @@ class Rollout:
         self,
         slots: Slots,
         batchers: Sequence[Batcher[InferenceRequest, InferenceReply]],
-        prepare: Callable[[Observation, str, tuple[int, int]], Request],
+        actor: Actor,
         staleness_control: StalenessControl,
         trajectories: TrajectoryBuffer,
         *,
@@ -127,7 +133,7 @@ class Rollout:
         timeline: SpanLog | None = None,
         first: int = 0,
     ) -> None:
-        self._slots, self._batchers, self._prepare = slots, batchers, prepare
+        self._slots, self._batchers, self._actor = slots, batchers, actor
         self._admission, self._arrivals = staleness_control, trajectories
         self._replan_steps, self._reward, self._values = replan_steps, reward, values
         self._together = together or slots.lockstep
@@ -225,7 +231,7 @@ class Rollout:
             place = self._admission.take(self._first + slot, self._slots.spec.tasks)
             if place is not None:
                 self._arrivals.begin(place)
-                self._begin(slot, _Episode(place))
+                self._begin(slot, _Episode(place, self._actor.session()))
                 continue
             self._free.append(slot)
             self._over = ended
@@ -263,7 +269,8 @@ class Rollout:
     def _submit(self, slot: int, episode: "_Episode") -> "Future[InferenceReply]":
         assert episode.seen is not None
         key = key_of(episode.place, episode.steps)
-        episode.request = self._prepare(episode.seen, episode.prompt, key)
+        given = episode.seen, episode.prompt, key, episode.session
+        episode.request = self._actor.prepare(*given)
         oldest = self._admission.oldest(episode.place.ticket)
         return self._batchers[self._whose(slot)].submit(InferenceRequest(episode.request, oldest))
 
@@ -284,7 +291,8 @@ class Rollout:
                     f"its last error: {outcome.error}"
                 )
             self._arrivals.rerun(episode.place)
-            self._begin(slot, _Episode(episode.place, episode.reruns + 1))
+            again = _Episode(episode.place, self._actor.session(), episode.reruns + 1)
+            self._begin(slot, again)
             return
         episode.add(outcome, spec, self._reward)
         if not episode.prompt:
@@ -336,6 +344,7 @@ class _Episode:
     """An episode under way."""
 
     place: GroupMember
+    session: RobotSession
     reruns: int = 0
     prompt: str = ""
     steps: int = 0

@@ -15,6 +15,7 @@ import jax
 
 from models.layers.functional import fill
 from models.requests import Request
+from models.session import RobotSession
 from rl.host import rollout
 from rl.remote.cluster import STARTING, Lost, RayWorker, load_ray, unstarted
 from sim.protocol import Observation
@@ -124,9 +125,15 @@ class RemoteActor:
         host, self.process = self._worker.started(self._starting)
         self._worker.name = f"{self._name} ({host}, process {self.process})"
 
-    def prepare(self, observation: Observation, prompt: str, key: tuple[int, int]) -> Request:
+    def session(self) -> RobotSession:
+        """A session on this host."""
+        return self._local.session()
+
+    def prepare(
+        self, observation: Observation, prompt: str, key: tuple[int, int], session: RobotSession
+    ) -> Request:
         """Prepares the observation on this host."""
-        return self._local.prepare(observation, prompt, key)
+        return self._local.prepare(observation, prompt, key, session)
 
     def hold(self, moving: Any, base: Any) -> Stored:
         """Gives the worker a version in Ray's store; `WeightsReader` takes this as its `join`.

@@ -9,6 +9,7 @@ import numpy as np
 
 from models.inputs.packed_batch import Sample
 from models.requests import Request
+from models.session import RobotSession
 from rl.records import SampledChunk, Ticket
 from sim.environments.device_slots import DeviceSlots
 from sim.protocol import Observation, Outcome, Start
@@ -30,7 +31,10 @@ class Policy:
     def __init__(self, pause=lambda: None) -> None:
         self.pause = pause
 
-    def prepare(self, observation, prompt, key):
+    def session(self):
+        return RobotSession()
+
+    def prepare(self, observation, prompt, key, session=None):
         sample = Sample(
             images=tuple(observation.images),
             text=np.frombuffer(prompt.encode(), np.uint8).astype(np.int32),

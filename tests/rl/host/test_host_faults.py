@@ -119,7 +119,7 @@ def test_what_fails_about_a_last_observation_ends_the_run_and_loses_no_episode(a
     method = getattr(actor, at)
 
     def fails(*given):
-        key = given[-1] if at == "prepare" else given[-1].key
+        key = given[-2] if at == "prepare" else given[-1].key
         if key[1] == 12:
             raise ArithmeticError("no value")
         return method(*given)
