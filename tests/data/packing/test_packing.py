@@ -3,7 +3,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from data.frames import Runs
+from data.packing.order import PlanSource
 from data.packing.packing import assign_rows, fit_layout, pack_kinds
+from data.packing.plan import Plan
+from models.inputs.packed_batch import ImageSlots, count_code, counts_of
 from tests.helpers.data.layouts import assert_within, layout, samples
 
 MIXTURES = {
@@ -198,3 +202,56 @@ def test_a_sample_larger_than_the_prefix_is_refused():
         ValueError, match=r"layout\.prefix is 100, but the largest sample takes 260"
     ):
         fit_layout(np.array([1]), np.array([4]), layout(100, 1, 1, 10, 256))
+
+
+def several_groups(sizes, past):
+    """A front and perhaps a wrist camera, each with up to `past` earlier pictures."""
+    rng = np.random.default_rng(0)
+    shown = np.stack([np.ones(2000, int), rng.integers(0, 2, 2000)], axis=1)
+    counts = shown if sizes == 2 else shown.sum(axis=1, keepdims=True)
+    text = rng.integers(5, 30, 2000)
+    return count_code(np.hstack([counts, counts * past] if past else [counts])), text
+
+
+@pytest.mark.parametrize(("sizes", "past"), [(2, 0), (1, 5), (2, 3)])
+def test_rows_keep_the_budget_of_every_group_of_pictures(sizes, past):
+    images, text = several_groups(sizes, past)
+    more = [ImageSlots(24, 48, 9)] * (sizes - 1)
+    more += [ImageSlots(48, 48, 0, past=True), ImageSlots(24, 48, 0, past=True)][
+        : sizes * (past > 0)
+    ]
+    fitted = fit_layout(images, text, replace(layout(400, 0, 20, 400, 16, 1), more=tuple(more)))
+    assert all(group.number for group in fitted.groups)
+    count, rows = pack(images, text, fitted)
+    assert np.array_equal(np.unique(rows), np.arange(count))
+    assert_within(fitted, rows, images, text)
+    assert fitted.prefix_length(images, text).sum() / (count * fitted.prefix) > 0.9
+    plan = Plan([source_of(images, text)], fitted, 4)
+    drawn = [draw for row in plan.rows(0) for draw in row]
+    assert 0 < plan.fill(range(3)).images <= 1
+    assert len({draw.id for draw in drawn}) == len(drawn)
+    with pytest.raises(ValueError, match=r"needs .* images places, but a row has .*; raise layout"):
+        Plan([source_of(images, text)], replace(fitted, images=0), 4)
+
+
+def source_of(images, text):
+    """A run of one frame for each sample."""
+    every, zeros = np.arange(len(images)), np.zeros(len(images), np.int64)
+    runs = Runs(every, zeros, np.ones(len(images), np.int64), every)
+    return PlanSource("groups", 1.0, runs, images, text[:, None])
+
+
+def test_without_pictures_rows_are_filled_by_text():
+    text = np.random.default_rng(0).integers(5, 30, 500)
+    lay = replace(layout(200, 0, 20, 200, 1, 1), image_size=0)
+    fitted = fit_layout(np.zeros(500, np.int64), text, lay)
+    count, rows = pack(np.zeros(500, np.int64), text, fitted)
+    assert_within(fitted, rows, np.zeros(500, np.int64), text)
+    assert (text + 1).sum() / (count * fitted.prefix) > 0.95
+
+
+def test_more_groups_or_pictures_than_a_number_can_count_are_refused():
+    for counts in ([1] * 6, [256, 0]):
+        with pytest.raises(ValueError, match="at most 5 groups of fewer than 256"):
+            count_code(np.array(counts))
+    assert counts_of(count_code(np.array([7, 255, 3])), 3).tolist() == [7, 255, 3]

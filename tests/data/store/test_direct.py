@@ -14,9 +14,9 @@ from PIL import Image
 
 from data import open_dataset
 from data.errors import DatasetError, MissingFileError
-from data.frames import ACTION, STATE
+from data.frames import ACTION, STATE, fit_of
 from data.store.direct import open_direct
-from data.store.store import build_store
+from data.store.store import build_store, cached_store
 from data.video import seek
 from data.video.seek import seek_table
 from models.inputs.parts import kinds
@@ -92,6 +92,27 @@ def test_pictures_of_every_fit_are_those_that_a_policy_acts_on(kind, tmp_path):
         errors = np.abs(np.subtract(packed, wanted, dtype=np.float32))[~beside]
         assert errors.mean() < 8
     assert beside.any() == (kind == "bilinear-dark")
+
+
+def test_a_camera_may_have_a_fit_of_its_own(tmp_path):
+    dataset = open_dataset(FIXTURES / "lerobot_h264")
+    first, second = dataset.cameras[:2]
+    own = {second: picture_fit("stretched", (32, 48))}
+    frames = [
+        open_direct(dataset, SIZE, tmp_path / "seek", exact=True, fits=own),
+        *(cached_store(dataset, SIZE, e, tmp_path / e, fits=own) for e in ("raw", "jpeg")),
+    ]
+    rows = np.arange(0, dataset.num_frames, 7)
+    for camera, fit in ((first, picture_fit("antialiased", SIZE)), *own.items()):
+        decoded = np.concatenate([dataset.frames(i, camera) for i in range(dataset.num_episodes)])
+        wanted = np.stack([fit(frame) for frame in decoded[rows]])
+        for each in frames:
+            assert fit_of(each, camera) == fit
+            found = np.full_like(wanted, 7)
+            pickle.loads(pickle.dumps(each)).images(rows, camera, list(found))
+            apart = np.abs(np.subtract(found, wanted, dtype=np.float32))
+            assert apart.mean() < 8 if getattr(each, "encoding", "") == "jpeg" else not apart.any()
+    assert cached_store(dataset, SIZE, "raw", tmp_path / "raw").key != frames[1].key
 
 
 @pytest.mark.parametrize("name", WRITTEN)

@@ -65,7 +65,8 @@ def refused(root: Path, match: str) -> None:
 
 FIELDS = {
     "fps": (0, -20, 1e300, "20", True, None, [20], float("nan"), ...),
-    "image_size": (0, -1, 10**6, 10**18, 16.0, "16", True, None, ...),
+    "image_size": (0, -1, 10**6, 10**18, 16.0, "16", True, None, [16], [16, 0], [8, "8"], ...),
+    "fits": (7, None, [FRONT], {FRONT: 3}, {FRONT: {"kind": "x"}}, {FRONT: {"kind": "bilinear"}}),
     "shard_frames": (0, -30, 2**70, 30.0, "30", None, ...),
     "encoding": ("png", "", ["raw"], {}, None, 3, ...),
     "columns": (

@@ -3,6 +3,7 @@
 import numpy as np
 
 from models import Layout
+from models.inputs.packed_batch import counts_of
 
 
 def layout(prefix, images, samples, text, per_image, state=0):
@@ -21,12 +22,13 @@ def layout(prefix, images, samples, text, per_image, state=0):
 
 
 def assert_within(lay, row, images, text):
-    """Every row, given by each sample's number of it, keeps all four budgets."""
+    """Every row, given by each sample's number of it, keeps all its budgets."""
+    groups = lay.groups
     for amount, budget in (
-        (images, lay.images),
+        *zip(counts_of(images, len(groups)).T, (group.number for group in groups), strict=True),
         (text, lay.text),
         (np.ones_like(text), lay.samples),
-        (images * lay.tokens_per_image + text + lay.state_tokens, lay.prefix),
+        (lay.prefix_length(images, text), lay.prefix),
     ):
         assert np.bincount(row, weights=amount).max() <= budget
 
