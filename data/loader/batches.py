@@ -29,10 +29,10 @@ from models.inputs.processor import Columns
 class BatchInfo(NamedTuple):
     """A batch's step, and the cost of making this host's part of it.
 
-    `samples` counts each source's samples by name, `fill` is the part of the prefix places that is
-    used, and `skipped` counts samples that could not be read. `cpu_seconds` is the CPU time of the
-    thread that made the batch, `decode_seconds` the part of it spent on reading images, and
-    `wait_seconds` the time that reads took without using the CPU.
+    `samples` counts each source's samples by name, `fill` is the part of the prefix places (or,
+    without places, of the slots) that is used, and `skipped` counts samples that could not be read.
+    `cpu_seconds` is the CPU time of the thread that made the batch, `decode_seconds` the part of it
+    spent on reading images, and `wait_seconds` the time that reads took without using the CPU.
     """
 
     step: int
@@ -120,7 +120,7 @@ class Batches:
         info = BatchInfo(
             step,
             samples=dict(zip(names, counts, strict=True)),
-            fill=float(np.mean(arrays["prefix_segment"] > 0)),
+            fill=float(np.mean(arrays["prefix_segment" if lay.prefix else "weight"] > 0)),
             skipped=int(sum(part.lost.sum() for part in parts)),
             cpu_seconds=time.thread_time() - begin,
             decode_seconds=pictures.cpu,

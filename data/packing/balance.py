@@ -36,7 +36,7 @@ def balanced_order(costs: Int[np.ndarray, " r"], ranks: int) -> Int64[np.ndarray
 def excess(costs: Int[np.ndarray, " r"], ranks: int) -> float:
     """Relative excess of the costliest of `ranks` blocks of rows over their mean cost."""
     sums = costs.reshape(ranks, -1).sum(axis=1)
-    return float(sums.max() / sums.mean() - 1)
+    return float(sums.max() / sums.mean() - 1) if sums.any() else 0.0
 
 
 def _exchange(costs: Int[np.ndarray, " r"], blocks: Int64[np.ndarray, "n b"]) -> None:

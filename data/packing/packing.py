@@ -86,7 +86,8 @@ def fit_layout(
 
     A row that is all images leaves no place for text, and a row for the longest prompts is half
     empty for the others; the right size depends on the data. Image slots count like the prefix
-    places they fill, because the vision tower works on them whether used or not.
+    places they fill, because the vision tower works on them whether used or not. Samples without
+    places fill the slots of `layout`.
 
     Args:
       images, text: images and text tokens of thousands of samples, each as often as it is drawn;
@@ -101,6 +102,8 @@ def fit_layout(
             f"layout.prefix is {layout.prefix}, but the largest sample takes {largest} places "
             f"(up to {int(layout.prefix_length(images, 0 * text).max())} without text); raise it."
         )
+    if not largest:
+        return layout
     (image_kinds, text_kinds), counts = np.unique(
         np.stack([images, text]), axis=1, return_counts=True
     )
@@ -229,7 +232,9 @@ class _Kinds:
         last four samples are chosen to fill it exactly, the most numerous or the shortest first."""
         plenty = self.plenty = [kind for kind in self.plenty if self.left[kind]]
         plenty.sort(key=self.left.__getitem__, reverse=True)
-        expected = min(self.layout.samples, self.layout.prefix * self.samples / self.places)
+        expected: float = self.layout.samples
+        if self.places:
+            expected = min(expected, self.layout.prefix * self.samples / self.places)
         begun = _Row(self)
         begun.add(max(plenty, key=self.text.__getitem__))
         order = sorted(plenty, key=self.text.__getitem__) if shortest_first else plenty

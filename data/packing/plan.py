@@ -46,7 +46,8 @@ class Draw(NamedTuple):
 
 
 class Fill(NamedTuple):
-    """Used part of the budgets of some rows; `samples` is the mean number of samples in a row."""
+    """Used part of the budgets of some rows; `samples` is the mean number of samples in a row, and
+    `prefix` is the part of the slots that is used where samples fill no places."""
 
     prefix: float
     images: float
@@ -207,8 +208,9 @@ class Plan:
             text += int(self.kinds[1, drawn.kind].sum())
             prefix += int(places[drawn.kind].sum())
             samples, rows = samples + len(drawn.kind), rows + drawn.number
+        room = rows * (lay.prefix or lay.samples)
         return Fill(
-            prefix=prefix / (rows * lay.prefix),
+            prefix=(prefix if lay.prefix else samples) / room,
             images=images / max(rows * sum(group.number for group in groups), 1),
             text=text / (rows * max(lay.text, 1)),
             samples=samples / rows,

@@ -1,5 +1,6 @@
-"""A family with nothing but what the contract asks for (no `sharding_rules`, no `groups`) trains on
-any mesh, and one that lacks some of that is refused before its data is opened."""
+"""A family with nothing but what the contract asks for (no pictures, no `sharding_rules`, no
+`groups`) trains on any mesh and acts, and one that lacks some of that is refused before its data is
+opened."""
 
 from dataclasses import replace
 
@@ -10,12 +11,15 @@ from rich.console import Console
 from models import load_policy
 from models.files.own_file import named_in_file
 from models.model import _FAMILIES, FLOW, groups_of, rules_of
+from models.robot_policy import RobotPolicy
 from parallel.mesh import MeshConfig
 from tests.helpers.tools.small_run import SMALL, losses, one_device, write_dataset
 from tools import train
 from tools.recipes.rl_presets import RL_PRESETS, learner_of
+from tools.serving.engine import Engine
+from tools.serving.metrics import Metrics
 
-QUIET = Console(quiet=True)
+QUIET, PICTURE = Console(quiet=True), np.full((12, 16, 3), 90, np.uint8)
 LEAST = """
 from dataclasses import dataclass
 
@@ -28,12 +32,10 @@ from tools.recipes.presets import RowsConfig, RunConfig
 
 @dataclass(frozen=True)
 class LeastConfig(ModelConfig, family="least"):
-    image_size: int = 16
     state_dim: int = 3
     action_dim: int = 2
     horizon: int = 4
     state_input: str = "suffix"
-    tokens_per_image = 1
 
     def build(self):
         return Least(self)
@@ -87,7 +89,17 @@ def test_a_family_without_rules_and_groups_trains_on_one_device_and_on_eight(tmp
         alone = run(config, data, tmp_path / "one")
     shared = run(replace(config, mesh=MeshConfig(data=4, fsdp=2)), data, tmp_path / "eight")
     np.testing.assert_allclose(shared, alone, rtol=1e-5)
-    assert np.shape(load_policy(tmp_path / "eight").params["weight"]) == (3, 8)
+    assert not list((tmp_path / "one/store").rglob("frames")), "no picture is decoded"
+    policy = load_policy(tmp_path / "eight")
+    assert np.shape(policy.params["weight"]) == (3, 8)
+    robot = RobotPolicy.for_clients(policy)
+    seen = {"image": {}, "state": np.ones(3), "prompt": "anything"}
+    wanted = policy.infer(seen)["actions"]
+    with Engine(policy, Metrics(), deadline=0, capacity=1) as engine:
+        engine.start()
+        session, pictures = engine.join(1), dict.fromkeys(robot.embodiment.cameras, PICTURE)
+        given = engine.read({**pictures, "state": np.ones(3), "prompt": "anything"}, session)
+        np.testing.assert_array_equal(engine.submit(given).result(60).actions, wanted[0])
     model = config.model.build()
     assert not any(hasattr(model, name) for name in ("sharding_rules", "groups", *FLOW))
     assert groups_of(model).keys() == {"all"}
