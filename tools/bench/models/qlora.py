@@ -12,7 +12,7 @@ from parallel.mesh import MeshConfig
 from parallel.optimizer import with_groups
 from parallel.planning.deviceless import CompiledStep, compile_step, devices
 from tools.bench.attempt import tell
-from tools.recipes.presets import PRESETS, RunConfig
+from tools.recipes.presets import RunConfig, presets
 
 SAMPLES, CAMERAS, TEXT = 4, 3, 64
 """Largest number of samples in a row, and each sample's pictures and text tokens."""
@@ -61,7 +61,7 @@ def run(console: Console) -> dict[str, Any]:
     peak: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for preset, samples in _CASES:
         for base in BASES:
-            memory = compiled(with_base(PRESETS[preset], base), samples).memory
+            memory = compiled(with_base(presets()[preset], base), samples).memory
             state[preset][str(samples)][base] = memory.arguments / 1e9
             peak[preset][str(samples)][base] = memory.peak / 1e9
             fits = "fits" if memory.peak < GPU_BYTES else "does not fit"
