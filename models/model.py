@@ -344,7 +344,7 @@ def quantize_params(
 
 
 @dataclass(frozen=True)
-class KeptModel:
+class QuantizedTrainable:
     """The initialisation and loss of a model whose parameters start from `init_params`."""
 
     model: "Model"

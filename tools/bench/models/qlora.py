@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from models.files.terminal import Console
-from models.model import KeptModel
+from models.model import QuantizedTrainable
 from parallel.mesh import MeshConfig
 from parallel.optimizer import with_groups
 from parallel.planning.deviceless import CompiledStep, compile_step, devices
@@ -40,7 +40,7 @@ def compiled(config: RunConfig, samples: int) -> CompiledStep:
     layout = config.model.layout(prefix=places, samples=row, images=row * CAMERAS, text=row * TEXT)
     optimizer = replace(config.optimizer, decay_steps=config.optimizer.warmup_steps + 1)
     return compile_step(
-        KeptModel(model),
+        QuantizedTrainable(model),
         with_groups(optimizer, model.groups),
         model.sharding_rules,
         MeshConfig(),
