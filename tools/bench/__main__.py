@@ -48,7 +48,6 @@ BENCHMARKS: Mapping[str, str] = {
     "rl": "tools.bench.rl.rl",
     "serve": "tools.bench.serving.serve",
     "sim": "tools.bench.sim.sim",
-    "start": "tools.bench.data.start",
     "stats": "tools.bench.data.stats",
     "step": "tools.bench.models.step",
 }

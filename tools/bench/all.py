@@ -65,7 +65,6 @@ BENCHES = (
     CpuBench("recipe", 1, "the recipe's scaling table, predicted"),
     CpuBench("packing", 2, "training steps packed and padded"),
     CpuBench("plan", 3, "how full rows are, compared with grain's packer"),
-    CpuBench("start", 3, "the start of a run on a million episodes"),
     CpuBench("attention", 3, "attention over packed rows"),
     CpuBench("serve", 3, "requests a second in batches and one at a time"),
     CpuBench("colocated", 4, "RL in one device program"),

@@ -127,14 +127,14 @@ def test_committed_results_and_pages_change_only_if_they_are_to(keep, monkeypatc
     for folder in (out, committed):
         folder.mkdir()
     (out / "packing.json").write_text('{"ratio": 2}')
-    for name in ("packing", "start"):
+    for name in ("packing", "plan"):
         (committed / f"{name}.json").write_text('{"ratio": 1}')
     monkeypatch.setattr(every, "DATA", committed)
     monkeypatch.setattr(every, "measure", lambda *_: [])
     monkeypatch.setattr(pages, "main", lambda: rewritten.append(True))
     main(keep=keep, out=out)
     found = {file.stem: json.loads(file.read_text())["ratio"] for file in committed.iterdir()}
-    assert found == {"packing": 2 if keep else 1, "start": 1}
+    assert found == {"packing": 2 if keep else 1, "plan": 1}
     assert bool(rewritten) == keep
 
 
