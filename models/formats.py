@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 from models.checkpoints.rename import Table
 from models.checkpoints.sources import CheckpointSource
+from models.files import built_in
 from models.inputs.embodiment import Normalizer, Scaling
 from models.inputs.processor import Processor
 from models.model import ModelConfig
@@ -69,8 +70,6 @@ class CheckpointFormat:
         return tuple(field.name for field in fields(self.options))
 
 
-_SHIPPED = ("models.families.groot.format", "models.families.pi.format")
-"""Modules with built-in families' `FORMATS`, in the order in which they are tried."""
 _own: dict[str, CheckpointFormat] = {}
 
 
@@ -83,7 +82,7 @@ def register(own: CheckpointFormat) -> None:
 
 def formats() -> tuple[CheckpointFormat, ...]:
     """All formats, in the order in which they are tried: the last registered first."""
-    shipped = (known for module in _SHIPPED for known in import_module(module).FORMATS)
+    shipped = (known for module in built_in.FORMATS for known in import_module(module).FORMATS)
     return (*reversed(_own.values()), *shipped)
 
 

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from flax.traverse_util import flatten_dict
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from models.files import built_in
 from models.flow import flow
 from models.flow.realtime_chunking import Given, Guidance
 from models.inputs.augment import AugmentConfig, augment
@@ -35,12 +36,6 @@ from models.sharding import WHOLE, Rules
 
 Config = TypeVar("Config", bound="ModelConfig")
 
-_SHIPPED = {
-    "pi": "models.families.pi.model",
-    "pi0_fast": "models.families.pi.fast.model",
-    "groot": "models.families.groot.model",
-}
-"""Built-in families, each with the module that defines it; imported on first use."""
 _FAMILIES: dict[str, "tuple[type[ModelConfig], str]"] = {}
 """Families defined so far, each with its file."""
 
@@ -416,7 +411,7 @@ def quantize_params(
 
 
 @dataclass(frozen=True)
-class KeptModel:
+class QuantizedTrainable:
     """The initialisation and loss of a model whose parameters start from `init_params`."""
 
     model: "Model"
@@ -483,10 +478,10 @@ def family_config(name: str) -> type[ModelConfig]:
     Raises:
       ValueError: no family of that name is known.
     """
-    if name not in _FAMILIES and name in _SHIPPED:
-        import_module(_SHIPPED[name])
+    if name not in _FAMILIES and name in built_in.CONFIGS:
+        import_module(built_in.CONFIGS[name])
     if name not in _FAMILIES:
-        known = sorted(_SHIPPED.keys() | _FAMILIES.keys())
+        known = sorted(built_in.CONFIGS.keys() | _FAMILIES.keys())
         raise ValueError(
             f"Family '{name}' is unknown; expected one of {known}, or give --family "
             "path/to/file.py, the file that defines it (it will be run)."
@@ -496,7 +491,7 @@ def family_config(name: str) -> type[ModelConfig]:
 
 def is_ours(name: str) -> bool:
     """True if the family is built in, known to every process, rather than from a user's file."""
-    return name in _SHIPPED
+    return name in built_in.CONFIGS
 
 
 def family_of(values: Mapping[str, Any]) -> str:
@@ -509,8 +504,8 @@ def _register(kind: type[ModelConfig]) -> None:
     """Adds a family; a file that runs again replaces its own family."""
     name, file = kind.family, file_of(kind)
     _, before = _FAMILIES.get(name, (None, file))
-    if name in _SHIPPED and kind.__module__ != _SHIPPED[name]:
-        before = _SHIPPED[name]
+    if name in built_in.CONFIGS and kind.__module__ != built_in.CONFIGS[name]:
+        before = built_in.CONFIGS[name]
     if before != file:
         raise ValueError(
             f"{file} defines a family '{name}', but {before} already defines one of that name; "

@@ -29,7 +29,7 @@ from models.files.terminal import Console, guard_tracebacks, harmless
 from models.inputs.packed_batch import PackedBatch, pack
 from models.layers.layers import Remat
 from models.layers.pipeline import Pipeline
-from models.model import KeptModel, ModelConfig, build_model, require, rules_of
+from models.model import ModelConfig, QuantizedTrainable, build_model, require, rules_of
 from parallel.mesh import MeshConfig
 from parallel.optimizer import OptimizerConfig
 from parallel.planning.cluster import Cluster, make_cluster, read_cluster
@@ -119,7 +119,7 @@ def make_task(run: PlannedRun, cluster: Cluster) -> TrainingTask:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), blank)
 
     return TrainingTask(
-        model=lambda remat, precision: KeptModel(_model(config, remat, precision)),
+        model=lambda remat, precision: QuantizedTrainable(_model(config, remat, precision)),
         batch=batch,
         optimizer=replace(optimizer, decay_steps=optimizer.warmup_steps + 1),
         rules=rules_of(config.build()),
@@ -295,7 +295,7 @@ def compiled(run: PlannedRun, task: TrainingTask, cluster: Cluster, best: Choice
     if best.microbatches > 1:
         config = config.computing(pipeline=Pipeline(best.microbatches))
     return compile_step(
-        KeptModel(_model(config, best.remat, best.precision)),
+        QuantizedTrainable(_model(config, best.remat, best.precision)),
         task.optimizer,
         task.rules,
         MeshConfig(*best.mesh),

@@ -33,7 +33,7 @@ def texts_to_number(source: LeRobotDataset, column: str) -> tuple[str, ...] | No
     """
     if not source.folder.exists(FILE):
         return None
-    _ = source.telling(column).subtasks
+    _ = source.with_subtask_column(column).subtasks
     return read_texts(source.folder)
 
 

@@ -94,7 +94,7 @@ def on_ray(address: str = "local") -> Iterator[tuple[RunUnits, WorkTally]]:
                     done(amount)
                     yield result
             finally:
-                tally.begun, tally.failed, tally.nodes = ray.get(ledger.told.remote())
+                tally.begun, tally.failed, tally.nodes = ray.get(ledger.counts.remote())
 
         yield run, tally
 
@@ -174,7 +174,7 @@ class _Ledger:
     def fail(self) -> None:
         self._failed += 1
 
-    def told(self) -> tuple[int, int, dict[str, int]]:
+    def counts(self) -> tuple[int, int, dict[str, int]]:
         return self._begun, self._failed, self._nodes
 
 

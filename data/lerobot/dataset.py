@@ -75,7 +75,7 @@ class LeRobotDataset:
         root = self.root if "://" in str(self.root) else Path(self.root).absolute()
         return LeRobotDataset, (root, self._selected, self._subtask_column)
 
-    def telling(self, subtask_column: str) -> "LeRobotDataset":
+    def with_subtask_column(self, subtask_column: str) -> "LeRobotDataset":
         """The same dataset, with subtasks read from this column.
 
         Raises:

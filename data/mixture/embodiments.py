@@ -18,7 +18,7 @@ from jaxtyping import Float, Int64
 from data.files import cached
 from data.frames import Feed
 from data.mixture.blocks import read_blocks
-from data.mixture.relabelled import Retold
+from data.mixture.relabelled import RelabelledFrames
 from data.statistics.stats import Stats, describe_blocks
 
 _FORMAT = 2
@@ -135,7 +135,7 @@ def _read_as(feed: Feed) -> str:
 
 def _summed(feed: Feed) -> tuple[object, ...]:
     frames = feed.frames
-    if isinstance(frames, Retold) and frames.increments:
+    if isinstance(frames, RelabelledFrames) and frames.increments:
         parts = ("parts",) if feed.transform and frames.sums_parts(feed.ahead) else ()
         return sorted(frames.increments.items()), frames.step, *parts
     return ()

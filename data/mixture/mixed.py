@@ -14,9 +14,9 @@ from jaxtyping import Float64
 
 from data.frames import Feed, Frames
 from data.mixture.embodiments import RobotStats, embodiment_stats
-from data.mixture.kept_frames import read_kept
+from data.mixture.frame_filter import read_filter
 from data.mixture.mixture import DatasetConfig, Known, Mixture, Reading, RobotConfig, resolve
-from data.mixture.relabelled import Retold
+from data.mixture.relabelled import RelabelledFrames
 from data.mixture.sample_weights import drawn_episodes, sample_weights, stored_column
 from data.mixture.split import Episodes, split_episodes
 from data.packing.curriculum import Weight
@@ -159,11 +159,11 @@ def _unlike(names: list[str]) -> Iterator[str]:
 
 def _feed(config: DatasetConfig, frames: Frames, reading: Reading) -> Feed:
     shown = frames
-    kept = read_kept(config.frames, frames.lengths) if config.frames else None
+    kept = read_filter(config.frames, frames.lengths) if config.frames else None
     told = reading.prompts != frames.prompts
     if reading.increments or told or config.every > 1 or kept is not None:
         increments, step = reading.increments, reading.step
-        shown = Retold(frames, reading.prompts, increments, step, config.every, kept)
+        shown = RelabelledFrames(frames, reading.prompts, increments, step, config.every, kept)
     return Feed(
         frames=shown,
         embodiment=reading.embodiment,
@@ -216,7 +216,7 @@ def _digest(
                 digest.update(np.ascontiguousarray(column, np.int64).tobytes())
         if own is not None:
             digest.update(own.tobytes())
-        if isinstance(feed.frames, Retold) and feed.frames.sums_parts(feed.ahead):
+        if isinstance(feed.frames, RelabelledFrames) and feed.frames.sums_parts(feed.ahead):
             digest.update(b"increments of parts of frames")
     for array in episodes:
         digest.update(np.ascontiguousarray(array, np.int64).tobytes())

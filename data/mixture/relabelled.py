@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float32, Float64, Int64, UInt8
 
 from data.dataset import Prompts, Runs, Subtasks, subtasks_of
 from data.frames import Frames, Stats
-from data.mixture.kept_frames import KeptFrames, runs_within
+from data.mixture.frame_filter import FrameFilter, runs_within
 from models.files import own_file
 from models.inputs.pictures import PictureFit, Size
 
@@ -24,7 +24,7 @@ Wordings = Prompts
 
 
 @dataclass(frozen=True, eq=False)
-class Retold:
+class RelabelledFrames:
     """`frames` with other wordings, with increments that cover a whole step, and with samples from
     some frames only.
 
@@ -46,7 +46,7 @@ class Retold:
     increments: Mapping[str, tuple[int, ...]]
     step: float
     every: int = 1
-    kept: KeptFrames | None = None
+    kept: FrameFilter | None = None
 
     @property
     def name(self) -> str:

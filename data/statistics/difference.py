@@ -118,7 +118,7 @@ def difference(first: Dataset, second: Dataset, report: Report) -> RecordingDiff
     fit = [name for name in shared if _dims(first, name) == _dims(second, name)]
     looks = [_looks(one, report) for one in sets]
     facts = tuple(
-        _facts(one, {name: camera.told for name, camera in seen.items()})
+        _facts(one, {name: camera.looks for name, camera in seen.items()})
         for one, seen in zip(sets, looks, strict=True)
     )
     dims = tuple(_compared(first, second, fit, report))
@@ -142,7 +142,7 @@ def difference(first: Dataset, second: Dataset, report: Report) -> RecordingDiff
 class _Seen:
     """Facts about a camera's images, and a small version of their mean."""
 
-    told: CameraLooks
+    looks: CameraLooks
     mean: Float64[np.ndarray, "h w 3"]
 
 
@@ -240,8 +240,8 @@ def _looks(dataset: Dataset, report: Report) -> dict[str, _Seen]:
             report(f"Looking at {camera}", n + 1, len(chosen))
         mean = np.mean(means, axis=0)
         std = np.sqrt(np.maximum(np.mean(squares, axis=0) - mean**2, 0))
-        told = CameraLooks(size, tuple(mean.tolist()), tuple(std.tolist()))
-        found[camera] = _Seen(told, np.mean(thumbs, axis=0))
+        looks = CameraLooks(size, tuple(mean.tolist()), tuple(std.tolist()))
+        found[camera] = _Seen(looks, np.mean(thumbs, axis=0))
     return found
 
 
@@ -317,10 +317,10 @@ def _of_pictures(first: Mapping[str, _Seen], second: Mapping[str, _Seen]) -> Ite
     ours, theirs = _short(first), _short(second)
     for name in [name for name in ours if name in theirs]:
         a, b = first[ours[name]], second[theirs[name]]
-        if a.told.size != b.told.size:
+        if a.looks.size != b.looks.size:
             yield (
-                f"Camera '{name}' has images of {_by(a.told.size)} in the first and "
-                f"{_by(b.told.size)} in the second."
+                f"Camera '{name}' has images of {_by(a.looks.size)} in the first and "
+                f"{_by(b.looks.size)} in the second."
             )
         plain = _apart(a.mean, b.mean)
         if plain <= _ALIKE:
@@ -335,12 +335,12 @@ def _of_pictures(first: Mapping[str, _Seen], second: Mapping[str, _Seen]) -> Ite
         why = min(tried, key=lambda why: tried[why])
         if tried[why] < _LIKE * plain:
             yield f"Camera '{name}' of the second resembles the first's best if {why}."
-        darker = float(np.mean(b.told.mean) - np.mean(a.told.mean))
+        darker = float(np.mean(b.looks.mean) - np.mean(a.looks.mean))
         if abs(darker) > _DARK:
             yield (
                 f"Camera '{name}' is {'brighter' if darker > 0 else 'darker'} in the second: mean "
-                f"{np.mean(b.told.mean):.2f} instead of {np.mean(a.told.mean):.2f}, where white is "
-                "1."
+                f"{np.mean(b.looks.mean):.2f} instead of {np.mean(a.looks.mean):.2f}, where white "
+                "is 1."
             )
 
 

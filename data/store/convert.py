@@ -88,7 +88,7 @@ class Settings:
         return self.fits.get(camera) or picture_fit(self.resize, self.image_size)
 
     @property
-    def told(self) -> dict[str, Any]:
+    def non_defaults(self) -> dict[str, Any]:
         """The settings as stores give them, without those that equal `DEFAULTS`, as in stores made
         before there was a choice."""
         values = vars(self) | {"fits": {name: to_json(fit) for name, fit in self.fits.items()}}
@@ -126,7 +126,7 @@ class PartMaking:
 def content_key(dataset: Dataset, settings: Settings) -> str:
     """Identifies a store by its content: 16 hexadecimal digits of a SHA-256 over the dataset's
     digest and everything that decides the bytes made from it."""
-    content = [FORMAT, _QUALITY, _SUBSAMPLING, dataset.digest, *settings.told.values()]
+    content = [FORMAT, _QUALITY, _SUBSAMPLING, dataset.digest, *settings.non_defaults.values()]
     if getattr(dataset, "has_subtasks", False):  # stores made before they were read lack them
         content.append("subtasks")
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
@@ -375,7 +375,7 @@ def _describe(
         "fps": dataset.fps,
         "cameras": dataset.cameras,
         "columns": tables.numeric_columns(dataset),
-        **settings.told,
+        **settings.non_defaults,
         **({"sources": sources} if sources else {}),
         "files": hashlib.sha256(_json(files)).hexdigest(),
     }

@@ -31,9 +31,9 @@ from data.files.names import path_within
 from data.frames import fit_of
 from data.lerobot.dataset import LeRobotDataset
 from data.store import tables
+from data.store.checked_tables import CheckedTable
 from data.store.convert import FILES, FORMAT
 from data.store.episode_tables import DatasetTables
-from data.store.kept_tables import Kept
 from data.video.seek import SeekTable, read_table, rgb, seek_table, write_table
 from data.video.shrink import shrink_with_pad, shrinks
 from models.inputs.pictures import Antialiased, PictureFit, Size
@@ -206,12 +206,12 @@ class Direct(DatasetTables):
                 self._tables[camera] = read_table(encoded.with_suffix(".arrow"), encoded)
             return self._tables[camera]
 
-    def _kept(self, name: str) -> Kept:
+    def _table(self, name: str) -> CheckedTable:
         file = self.folder / name
         content = file.read_bytes()
         if hashlib.sha256(content).hexdigest() != _sums(self.folder)[name][1]:
             raise _damaged(self.folder, name, "does not hold the bytes it was written with")
-        return Kept(content, file, len(self.cameras), self._dims)
+        return CheckedTable(content, file, len(self.cameras), self._dims)
 
     def _holds(self, name: str) -> bool:
         return name in _sums(self.folder)

@@ -11,12 +11,12 @@ from jaxtyping import Bool, Float32, Int64
 from data.dataset import Dataset, Prompts, Runs, Subtasks
 from data.files.folder import LocalFolder
 from data.statistics.stats import Stats
-from data.store import kept_tables, tables
-from data.store.kept_tables import Kept
+from data.store import checked_tables, tables
+from data.store.checked_tables import CheckedTable
 
 
 class EpisodeTables:
-    """The part of `Frames` that is read once, from files that `_kept` gives."""
+    """The part of `Frames` that is read once, from files that `_table` gives."""
 
     @cached_property
     def lengths(self) -> Int64[np.ndarray, " e"]:
@@ -41,12 +41,12 @@ class EpisodeTables:
     @cached_property
     def runs(self) -> Runs:
         """Consecutive frames of an episode with the same task."""
-        return Runs(*(self._episodes[name] for name in kept_tables.RUNS))
+        return Runs(*(self._episodes[name] for name in checked_tables.RUNS))
 
     @cached_property
     def prompts(self) -> Prompts:
         """The wordings of each task."""
-        return kept_tables.read_prompts(self._kept(tables.PROMPTS))
+        return checked_tables.read_prompts(self._table(tables.PROMPTS))
 
     @cached_property
     def has_subtasks(self) -> bool:
@@ -56,19 +56,19 @@ class EpisodeTables:
     @cached_property
     def subtasks(self) -> Subtasks:
         """Runs of frames with one subtask, and their texts."""
-        kept = self._kept(tables.SUBTASKS), self._kept(tables.SUBTASK_TEXTS)
-        return kept_tables.read_subtasks(*kept, self.lengths)
+        kept = self._table(tables.SUBTASKS), self._table(tables.SUBTASK_TEXTS)
+        return checked_tables.read_subtasks(*kept, self.lengths)
 
     @cached_property
     def stats(self) -> dict[str, Stats]:
         """Statistics of every column over all frames."""
-        return kept_tables.read_stats(self._kept(tables.STATS))
+        return checked_tables.read_stats(self._table(tables.STATS))
 
     @cached_property
     def _episodes(self) -> dict[str, np.ndarray]:
-        return kept_tables.read_episodes(self._kept(tables.EPISODES), len(self.prompts))
+        return checked_tables.read_episodes(self._table(tables.EPISODES), len(self.prompts))
 
-    def _kept(self, name: str) -> Kept:
+    def _table(self, name: str) -> CheckedTable:
         """Content of one of `data.store.tables.FILES`, or of those that are optional."""
         raise NotImplementedError
 

@@ -11,8 +11,8 @@ from jaxtyping import Int64, Shaped
 
 from data.dataset import Dataset
 from data.store import tables
+from data.store.checked_tables import CheckedTable
 from data.store.episode_tables import DatasetTables
-from data.store.kept_tables import Kept
 from models.inputs.pictures import PictureFit, Size
 
 
@@ -46,9 +46,9 @@ class Numbers(DatasetTables):
         """Raises ValueError: there are no images."""
         raise ValueError(f"{self.name}: it was opened without images.")
 
-    def _kept(self, name: str) -> Kept:
+    def _table(self, name: str) -> CheckedTable:
         file = self.folder / name
-        return Kept(file.read_bytes(), file, len(self.cameras), self._dims)
+        return CheckedTable(file.read_bytes(), file, len(self.cameras), self._dims)
 
     def _holds(self, name: str) -> bool:
         return (self.folder / name).is_file()

@@ -28,10 +28,10 @@ from data.files.folder import Folder, LocalFolder, open_folder
 from data.files.shards import OpenShards, require_room
 from data.frames import fit_of
 from data.store import convert, tables
+from data.store.checked_tables import CheckedTable
 from data.store.convert import Encoding, Settings
 from data.store.description import damaged, described, kept, listed
 from data.store.episode_tables import EpisodeTables
-from data.store.kept_tables import Kept
 from models.config import from_json
 from models.inputs.pictures import PictureFit, Size, set_border
 
@@ -117,9 +117,9 @@ class Store(EpisodeTables):
     def _frames(self) -> int:
         return int(self.lengths.sum())
 
-    def _kept(self, name: str) -> Kept:
+    def _table(self, name: str) -> CheckedTable:
         content = kept(self.folder, name, self.files)
-        return Kept(content, self.folder.path(name), len(self.cameras), self.columns)
+        return CheckedTable(content, self.folder.path(name), len(self.cameras), self.columns)
 
     def _holds(self, name: str) -> bool:
         return name in listed(self.folder, self.files)

@@ -36,6 +36,15 @@ def check_sizes(where: str, config: object, *names: str, most: int = LARGEST_SIZ
         check_size(f"{where}.{name}", getattr(config, name), most)
 
 
+def check_reading(config: Any) -> None:
+    """Raises ValueError unless the sizes of what a model reads, draws and acts by are sane."""
+    check_size("model.image_size", config.image_size, LARGEST_IMAGE)
+    check_size("model.vocabulary", config.vocabulary, LARGEST_VOCABULARY)
+    check_sizes("model", config, "state_dim", "action_dim", most=LARGEST_DIMS)
+    check_size("model.horizon", config.horizon, LARGEST_HORIZON)
+    check_sizes("model", config, "chunks", "steps", most=LARGEST_DRAWS)
+
+
 def check_least(least: Mapping[str, tuple[float, float]]) -> None:
     """Raises ValueError unless every field's number (the first of its two) is at least its minimum
     (the second); NaN is refused."""

@@ -11,9 +11,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
+from models.files import built_in
+
 _KINDS: dict[str, type["InputPart"]] = {}
-_FAMILIES = ("models.families.pi.fast.written", "models.families.groot.eagle_turn")
-"""Modules of built-in families that define parts, imported when a kind is not known yet."""
 
 
 class InputPart:
@@ -44,7 +44,7 @@ def part_class(base: type[InputPart], kind: Any) -> type[InputPart]:
       ValueError: there is none.
     """
     if kind not in _KINDS:
-        for module in _FAMILIES:
+        for module in built_in.PARTS:
             import_module(module)
     found = _KINDS.get(kind)
     if found is None or not issubclass(found, base):

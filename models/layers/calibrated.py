@@ -40,13 +40,13 @@ Moments = Mapping[str, Float[np.ndarray, "_l _g _k _k"]]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Watched:
-    """Stacked kernels, or one of them, that report the products of their inputs to `told(name,
+    """Stacked kernels, or one of them, that report the products of their inputs to `report(name,
     layer, products)` at every multiplication."""
 
     kernel: Float[Array, "..."]
     layer: Int[Array, "..."]
     name: str = field(metadata={"static": True})
-    told: Callable[[str, Array, Array], None] = field(metadata={"static": True})
+    report: Callable[[str, Array, Array], None] = field(metadata={"static": True})
 
 
 def watched(params: Any, pattern: str) -> tuple[Any, dict[str, np.ndarray]]:
@@ -76,7 +76,7 @@ def watched_dot(x: Float[Array, "*b i"], kernel: Watched) -> Float[Array, "*b o"
     flat = jnp.pad(x.reshape(-1, inner), ((0, 0), (0, group * groups - inner)))
     parts = flat.reshape(len(flat), groups, group).astype(jnp.float32)
     products = jnp.einsum("ngi,ngj->gij", parts, parts, precision=_EXACT)
-    jax.debug.callback(partial(kernel.told, kernel.name), kernel.layer, products)
+    jax.debug.callback(partial(kernel.report, kernel.name), kernel.layer, products)
     return x @ kernel.kernel.reshape(inner, -1).astype(x.dtype)
 
 

@@ -87,7 +87,7 @@ class Trackers:
     def begin(self) -> None:
         """Steps continue from some checkpoint; those already sent are not sent again."""
         for sender in self._senders:
-            sender.before = sender.told
+            sender.before = sender.sent
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Sends metrics of a step to all trackers, in the background; failures are reported on the
@@ -158,10 +158,10 @@ class _Sender:
     ) -> None:
         self._name, self._book, self._console = name, book, console
         opener, project = find_tracker(name)
-        known, self.told = book.of(name)
-        self.before, self._lost = self.told, 0
+        known, self.sent = book.of(name)
+        self.before, self._lost = self.sent, 0
         self._tracker: Tracker = opener(TrackedRun(folder, project, known, config))
-        book.note(name, self._tracker.id, self.told)
+        book.note(name, self._tracker.id, self.sent)
         again = "continues" if known else "starts"
         console.print(f"--track {name} {again}: {self._tracker.place}", soft_wrap=True)
         self._queue: SimpleQueue[tuple[int, Mapping[str, float], _Told] | Outcome] = SimpleQueue()
@@ -170,8 +170,8 @@ class _Sender:
 
     def put(self, step: int, metrics: Mapping[str, float]) -> None:
         if fresh := self.before.lacks(step, metrics):
-            self.told = self.told.after(step, fresh)
-            self._queue.put((step, fresh, self.told))
+            self.sent = self.sent.after(step, fresh)
+            self._queue.put((step, fresh, self.sent))
 
     def end(self, outcome: Outcome) -> None:
         self._queue.put(outcome)

@@ -67,7 +67,7 @@ def on_cluster(
         def replaced() -> int:
             return sum(x.restarts for x in slots) + sum(x.restarts for x in workers)
 
-        elsewhere = Elsewhere(workers, store, replaced, slots[0].told)
+        elsewhere = Elsewhere(workers, store, replaced, slots[0].reported_spec)
         made = OnHost(policy, suite, tasks, slots, config, elsewhere)
         for worker in workers:
             worker.ready()

@@ -137,7 +137,7 @@ class RemoteSlots:
     Attributes:
       restarts: number of times that the worker was replaced.
       spec: that of the slots; its name includes the worker's, for errors.
-      told: the spec as the slots report it, the same whichever worker has them.
+      reported_spec: the spec as the slots report it, the same whichever worker has them.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class RemoteSlots:
             self._starting = None
             self.count, self.lockstep, self.process = opened.slots, opened.lockstep, opened.process
             self._worker.name = f"{self._name} ({opened.host}, process {opened.process})"
-            self.told = opened.spec
+            self.reported_spec = opened.spec
             self.spec = replace(opened.spec, name=f"{opened.spec.name} in {self._worker.name}")
 
     def begin(self, slot: int, start: Start) -> None:

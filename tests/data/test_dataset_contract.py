@@ -14,7 +14,7 @@ from data import Format, open_dataset
 from data.dataset import Dataset, Runs, find_format, register, use_format
 from data.errors import DatasetError, MissingFileError
 from data.frames import Frames
-from data.mixture.relabelled import Retold
+from data.mixture.relabelled import RelabelledFrames
 from data.store import tables
 from data.validation.check_dataset import check_dataset
 from data.validation.validate import validate
@@ -228,12 +228,12 @@ def test_a_reader_that_leaves_rows_out_makes_no_store(episodes, npz, tmp_path):
 
 def test_reworded_frames_have_all_that_frames_have():
     frames = MemoryFrames()
-    told = Retold(frames, (("go",), ("stop",)), {}, 1.0)
+    told = RelabelledFrames(frames, (("go",), ("stop",)), {}, 1.0)
     given = ["frames", "prompts", "increments", "step", "every", "kept"]
-    assert [field.name for field in fields(Retold)] == given
+    assert [field.name for field in fields(RelabelledFrames)] == given
     for name in members(Frames):
-        assert name in dir(Retold) or name in vars(told), name
-    assert "__getattr__" not in dir(Retold)
+        assert name in dir(RelabelledFrames) or name in vars(told), name
+    assert "__getattr__" not in dir(RelabelledFrames)
     assert told.prompts == (("go",), ("stop",))
     assert np.array_equal(told.starts, frames.starts)
     out = [np.zeros((8, 8, 3), np.uint8)]

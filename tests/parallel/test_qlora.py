@@ -17,7 +17,7 @@ from models.layers.adapters import in_f32
 from models.layers.functional import fill, only
 from models.layers.quantized import Kind, is_quantized
 from models.load import like_model
-from models.model import KeptModel
+from models.model import QuantizedTrainable
 from parallel import checkpoint
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.optimizer import select
@@ -75,7 +75,7 @@ def test_gradients_of_adapters_on_few_bits_are_those_on_the_same_numbers_in_f32(
 
 
 def begun(config, mesh):
-    abstract = abstract_state(KeptModel(Pi(config)), OPTIMIZER, SHARDING_RULES, mesh)
+    abstract = abstract_state(QuantizedTrainable(Pi(config)), OPTIMIZER, SHARDING_RULES, mesh)
     params = jax.tree.map(
         lambda x, a: jax.device_put(jnp.asarray(x, a.dtype), a.sharding),
         parameters(config),
@@ -86,7 +86,7 @@ def begun(config, mesh):
 
 def run(config, mesh, steps=20, accumulation=1):
     state, abstract = begun(config, mesh)
-    step = make_train_step(KeptModel(Pi(config)), OPTIMIZER, mesh, abstract, accumulation)
+    step = make_train_step(QuantizedTrainable(Pi(config)), OPTIMIZER, mesh, abstract, accumulation)
     losses = []
     for i in range(steps):
         state, metrics = step(state, small_pi.placed(i, mesh), 3)

@@ -25,7 +25,7 @@ from tests.helpers.models.tiny_policy import ARM, CONFIG, PROCESSOR
 from tests.helpers.tools.exported_policies import EXPORTS, digests, export
 from tools import convert_checkpoint
 from tools.quantize import quantize
-from tools.recipes.presets import GROOT_TINY, PRESETS
+from tools.recipes.presets import GROOT_TINY, presets
 
 PI0 = replace(CONFIG, state_input="suffix", time="input")
 PROCESSOR0 = replace(PROCESSOR, state_input="suffix")
@@ -93,7 +93,7 @@ def test_fresh_adapters_on_loaded_weights_compute_the_same_at_first():
 
 
 def test_a_checkpoint_of_other_sizes_than_the_model_is_refused():
-    other = Pi(replace(PRESETS["tiny"].model, state_input="text", film=False))
+    other = Pi(replace(presets()["tiny"].model, state_input="text", film=False))
     with pytest.raises(ValueError, match="vision/blocks"):
         begin_from(FIXTURES / "pi05", other, like_model(other), 0)
 
@@ -263,7 +263,7 @@ def test_adapters_of_pi0_fasts_vision_tower_are_gone_on_with_and_folded_in_for_o
 @pytest.mark.parametrize("name", ["pi0", "pi05"])
 def test_presets_have_the_released_trees(name):
     golden = json.loads((FIXTURES / "golden.json").read_text())[name]
-    shapes = jax.eval_shape(Pi(PRESETS[name].model).init, jax.random.key(0))
+    shapes = jax.eval_shape(Pi(presets()[name].model).init, jax.random.key(0))
     table = openpi.PI05 if name == "pi05" else openpi.PI0
     tree = {path: list(shape) for path, (shape, _) in exported(shapes, table, name).items()}
     assert tree == golden["leaves"]

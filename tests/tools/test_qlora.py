@@ -18,7 +18,7 @@ from models.load import begin_from, like_model
 from tests.helpers.models.openpi_numbers import FIXTURES, TOLD, observation
 from tools.convert_checkpoint import convert
 from tools.recipes.prepare import check_model
-from tools.recipes.presets import GROOT_TINY, PRESETS, TINY
+from tools.recipes.presets import GROOT_TINY, TINY, presets
 
 pytestmark = pytest.mark.slow
 
@@ -109,14 +109,14 @@ def test_kernels_in_few_bits_that_would_move_are_refused():
 
 @pytest.mark.parametrize("name", ["pi05-qlora", "groot-qlora"])
 def test_the_presets_freeze_what_they_keep_in_few_bits(name):
-    check_model(PRESETS[name])
+    check_model(presets()[name])
 
 
 def test_groots_adapters_on_few_bits_fold_into_the_kernels_of_every_stack():
     tiny, lora = GROOT_TINY.model, Lora(2, 4.0)
     names = ("vision", "language", "adapter", "dit")
     stacks = {name: replace(getattr(tiny, name), lora=lora) for name in names}
-    pattern = PRESETS["groot-qlora"].model.compute.quantized
+    pattern = presets()["groot-qlora"].model.compute.quantized
     config = tiny.changed(**stacks).computing(quantized=pattern, quantized_kind="nf4")
     rng, key = np.random.default_rng(0), jax.random.key(0)
     whole = jax.tree.map(

@@ -22,7 +22,7 @@ from tests.helpers.data.flips import flips
 from tests.helpers.tools.small_run import MODEL, SMALL, losses, one_device, write_dataset
 from tools import train
 from tools.recipes.prepare import prepare
-from tools.recipes.presets import PRESETS, TINY, RunConfig, load_preset
+from tools.recipes.presets import TINY, RunConfig, load_preset, presets
 
 QUIET = Console(quiet=True)
 
@@ -312,9 +312,9 @@ def test_options_change_a_preset():
         assert train.Paths(data).folder == Path("runs") / name
 
 
-@pytest.mark.parametrize("name", sorted(PRESETS))
+@pytest.mark.parametrize("name", sorted(presets()))
 def test_presets_survive_json(name):
-    assert from_json(RunConfig, json.loads(json.dumps(to_json(PRESETS[name])))) == PRESETS[name]
+    assert from_json(RunConfig, json.loads(json.dumps(to_json(presets()[name])))) == presets()[name]
 
 
 def test_a_config_of_another_version_is_refused_by_its_field():

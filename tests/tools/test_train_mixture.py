@@ -17,7 +17,7 @@ from parallel.monitor.metrics import read_metrics
 from tests.helpers.tools.small_run import SMALL, losses, one_device, write_dataset
 from tools import train
 from tools.recipes.insulation import open_own
-from tools.recipes.presets import PRESETS
+from tools.recipes.presets import presets
 
 pytestmark = pytest.mark.slow
 
@@ -68,7 +68,7 @@ def test_an_augmented_mixture_of_two_robots_resumes_and_acts_in_each_ones_units(
         tmp_path / "run",
         train.Paths(str(guide / "mixture.json"), tmp_path / "run", trust=True),
     )
-    varied = replace(SMALL, augment=PRESETS["pi05"].augment)
+    varied = replace(SMALL, augment=presets()["pi05"].augment)
     train.run(paths, varied, QUIET)
     whole = losses(out)
     assert np.isfinite(whole).all()

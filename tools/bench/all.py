@@ -1,7 +1,7 @@
 """Run every benchmark that a CPU can run, one after another, each in its own process.
 
     python -m tools.bench all --list         # lists them, and how long each takes
-    python -m tools.bench all                # measures them, in about 12 hours
+    python -m tools.bench all                # measures them, in about 11 hours
     python -m tools.bench all --quick        # only those that take at most five minutes
     python -m tools.bench all --keep         # then replaces the committed results
     python -m tools.bench all --again --peer pi05 OPENPI/bin/python data LEROBOT/bin/python
@@ -12,8 +12,8 @@ Each result is written to runs/bench/NAME.json as soon as it is there, with the 
 the machine's load before it began and the seconds that it took. A benchmark that fails, or is ended
 by a signal, writes nothing and does not stop the others; the next call runs it again. At the end, a
 table shows what was measured beside the committed results (docs/results/data). With --keep, it
-replaces these, and the pages' figures are rewritten from them. Images that ladder and rl draw are
-in the repository's root. Rates are meaningful only on a machine that does nothing else. Benchmarks
+replaces these, and the pages' figures are rewritten from them. The image that rl draws is in the
+repository's root. Rates are meaningful only on a machine that does nothing else. Benchmarks
 that need a GPU: `python -m tools.bench.gpu`.
 """
 
@@ -65,21 +65,15 @@ BENCHES = (
     CpuBench("recipe", 1, "the recipe's scaling table, predicted"),
     CpuBench("packing", 2, "training steps packed and padded"),
     CpuBench("plan", 3, "how full rows are, compared with grain's packer"),
-    CpuBench("start", 3, "the start of a run on a million episodes"),
     CpuBench("attention", 3, "attention over packed rows"),
-    CpuBench("chunks", 3, "several noised chunks of one observation"),
     CpuBench("serve", 3, "requests a second in batches and one at a time"),
     CpuBench("colocated", 4, "RL in one device program"),
     CpuBench("sim", 4, "steps and images a second of each simulator"),
     CpuBench("libero", 1, "LIBERO's steps a second, compared with its own environment"),
-    CpuBench("explain_act", 2, "acting by π0.5 and GR00T compiled for an H100, predicted"),
-    CpuBench("explain", 5, "steps of π0.5 and GR00T compiled for H100s, predicted"),
     CpuBench("predict", 5, "predicted and measured training steps"),
-    CpuBench("ladder", 7, "training from the recipe's starting point to ours, step by step"),
     CpuBench("rl", 8, "the levels of asynchronous RL"),
     CpuBench("act", 10, "latency of acting, compared with openpi's", "openpi"),
     CpuBench("pi05", 5, "π0.5 compared with openpi", "openpi"),
-    CpuBench("bucket", 3, "a frame store read from a bucket by several readers"),
     CpuBench("cameras", 10, "images of 480 x 640, compared with LeRobot's DataLoader", "LeRobot"),
     CpuBench("data", 10, "batches, compared with LeRobot's DataLoader", "LeRobot"),
     CpuBench("stats", 10, "statistics, compared with openpi's script", "openpi and LeRobot"),
@@ -144,7 +138,7 @@ def main(
     console, peers = Console(), defaultdict[str, list[Path]](list)
     for name, python in peer:
         peers[name].append(python)
-    if unknown := peers.keys() - {"ladder", *(each.name for each in BENCHES if each.peer)}:
+    if unknown := peers.keys() - {each.name for each in BENCHES if each.peer}:
         raise ValueError(
             f"--peer names {', '.join(unknown)}; expected benchmarks that compare with other code."
         )

@@ -95,13 +95,13 @@ def busy(text: str, data: Path) -> dict[str, float]:
     return {name: load for name, load in loads.items() if load is not None and load > 1}
 
 
-def told(value: Any, form: str) -> str:
+def formatted(value: Any, form: str) -> str:
     """A value in a format, as our pages write it."""
     if value is None:
         return "–"
     if isinstance(value, list):
         unit = " %" if form.endswith("%") else ""
-        ends = ("∞" if end is None else told(end, form).removesuffix(unit) for end in value)
+        ends = ("∞" if end is None else formatted(end, form).removesuffix(unit) for end in value)
         return "–".join(ends) + unit
     if form.startswith("x"):
         count = value * int(form[1:])
@@ -139,7 +139,7 @@ def _figure(found: Any, key: str, name: str, figure: re.Match[str]) -> str:
     if figure[1] == "*":
         return key
     try:
-        return told(_at(found, path), form)
+        return formatted(_at(found, path), form)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{name}: {figure[0]}: {error}") from error
 

@@ -44,7 +44,7 @@ from tools.recipes.conditions import (
     evaluate_all,
     perturbations,
 )
-from tools.recipes.policy import PolicyOptions, camera_map, load, told
+from tools.recipes.policy import PolicyOptions, camera_map, given_options, load
 from tools.serving.remote import RemotePolicy
 from tools.serving.token import read_token
 
@@ -132,14 +132,18 @@ def _evaluated(
 ) -> dict[str, Evaluation]:
     options, dtype, cameras = config.options, config.dtype, config.options.cameras
     of_server = config.policy is not None  # then so are --cameras, and no other option
-    loaded = told(PolicyOptions(cameras=cameras)) if of_server else told(options, dtype)
+    loaded = (
+        given_options(PolicyOptions(cameras=cameras))
+        if of_server
+        else given_options(options, dtype)
+    )
     usual = conditions(acting.policy, config.controls, acting.identity)
     wanted = [replace(condition, loaded=loaded) for condition in usual]
     if config.compare is not None:
         options = replace(options, cameras=() if of_server else cameras)
         at = local(config.compare)
         other = _load(at, replace(config, options=options))
-        of_other = told(options, dtype)
+        of_other = given_options(options, dtype)
         wanted.append(Condition("compared", other, checkpoint=_identity(at), loaded=of_other))
     if config.delay or config.chunking != "none":
         wanted = [replace(condition, delay=config.delay) for condition in wanted]
@@ -277,7 +281,7 @@ def _check(config: EvaluateConfig) -> None:
     if config.compare is not None:
         return
     sampler = {"euler_steps": config.euler_steps, "solver": config.solver}
-    here = {**vars(config.options), **sampler, "dtype": config.dtype}
+    here = {**config.options.flat(), **sampler, "dtype": config.dtype}
     given = [name for name, value in here.items() if value and name != "cameras"]
     if given:
         raise ValueError(

@@ -379,7 +379,7 @@ def open_own(config: DatasetConfig, console: Console) -> Dataset | Store:
             f"{config.path}: 'subtasks' names the column '{config.subtasks}', but only a "
             "LeRobot dataset can have its subtasks in a column; leave it out."
         )
-    return dataset.telling(config.subtasks)
+    return dataset.with_subtask_column(config.subtasks)
 
 
 def _numbers(dataset: Dataset | Store, scratch: Path) -> Frames:

@@ -5,25 +5,53 @@ converted.
 The options supply what files of other codes leave open; a checkpoint of ours needs none of them.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, make_dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_type_hints
+
+import docstring_parser
+import tyro
 
 from models import Policy, load_policy
-from models.families.pi.released import StateOption
 from models.flow.flow import Solver
+from models.formats import formats
+
+
+@cache
+def _by_formats() -> type:
+    """A dataclass of the options that only some formats take. Its fields are groups, one for each
+    set of formats: dataclasses of options, which the command line shows under those names."""
+    taking: dict[str, list[tuple[str, type]]] = defaultdict(list)
+    for known in formats():
+        for name in known.asks:
+            taking[name].append((known.name, known.options))
+    groups: dict[str, list[Any]] = defaultdict(list)
+    for name, takers in taking.items():
+        if name != "robot":  # which checkpoints of ours take too
+            kinds = list(dict.fromkeys(kind for _, kind in takers))
+            shown = tyro.conf.arg(help=" ".join(_help(kind, name) for kind in kinds))
+            hint: Any = Annotated[get_type_hints(kinds[0])[name], shown]
+            groups[", ".join(sorted(of for of, _ in takers))].append((name, hint, None))
+    made = [(of, make_dataclass("Group", options, frozen=True)) for of, options in groups.items()]
+    named = [
+        (f"group{at}", Annotated[group, tyro.conf.arg(name=of)], group())
+        for at, (of, group) in enumerate(made)
+    ]
+    return make_dataclass("Groups", named, frozen=True)
+
+
+def _help(options: type, name: str) -> str:
+    documented = docstring_parser.parse_from_object(options).params
+    return " ".join(x.description or "" for x in documented if x.arg_name == name)
 
 
 @dataclass(frozen=True)
 class PolicyOptions:
     """Facts about a policy that its files may not contain."""
 
-    released: str | None = None
-    """Name of the released policy, such as pi05_droid, if its folder has another name: a table
-    supplies what the files lack."""
-    horizon: int | None = None
-    """Steps of a chunk, which openpi's checkpoints do not contain."""
     tokenizer: Path | None = None
     """SentencePiece file, which openpi's checkpoints lack; for GR00T, a tokenizer.json or the
     folder of Eagle's processor."""
@@ -32,32 +60,36 @@ class PolicyOptions:
     cameras: tuple[str, ...] = ()
     """Pairs ROBOT=POLICY of the robot's cameras and the policy's cameras that they feed, where the
     names differ. The policy's other cameras keep their names and may be absent."""
-    state: StateOption | None = None
-    """Form in which π reads the state: text (the robot's dims), text-padded (all of the model's
-    dims as text), suffix (a token of its own), or none."""
-    relative: tuple[int, ...] | None = None
-    """Action dims that the model measures from the state dim of the same number; give the option
-    without numbers if there are none."""
     robot: str | None = None
     """Robot that acts, if there are several: its name in the mixture that the checkpoint was
     trained on; for openpi, the name of the statistics in the checkpoint's assets; for GR00T, the
     embodiment's tag."""
-    modality: Path | None = None
-    """GR00T's modality.json, which gives the order of a robot's parts in NVIDIA's checkpoints."""
+    of_formats: Annotated[
+        Any,
+        tyro.conf.arg(name="", constructor_factory=_by_formats),
+        tyro.conf.OmitArgPrefixes,
+    ] = field(default_factory=lambda: _by_formats()())
+
+    def flat(self) -> dict[str, Any]:
+        """The value of every option by its name."""
+        ours = {name: value for name, value in vars(self).items() if name != "of_formats"}
+        groups = vars(self.of_formats).values()
+        return ours | {name: value for group in groups for name, value in vars(group).items()}
 
 
 DEFAULTS = PolicyOptions()
 
 
-def told(options: PolicyOptions, dtype: str | None = None) -> dict[str, Any]:
+def given_options(options: PolicyOptions, dtype: str | None = None) -> dict[str, Any]:
     """Options that are not the defaults, as plain data: they decide how a checkpoint's policy
     acts."""
-    given = {
+    usual = DEFAULTS.flat()
+    changed = {
         name: str(value) if isinstance(value, Path) else value
-        for name, value in vars(options).items()
-        if value != getattr(DEFAULTS, name)
+        for name, value in options.flat().items()
+        if value != usual[name]
     }
-    return given if dtype is None else given | {"dtype": dtype}
+    return changed if dtype is None else changed | {"dtype": dtype}
 
 
 def load(
@@ -81,15 +113,7 @@ def load(
         solver=solver,
         dtype=dtype,
         apart=apart,
-        released=options.released,
-        horizon=options.horizon,
-        state=options.state,
-        relative=options.relative,
-        cameras=cameras or None,
-        tokenizer=options.tokenizer,
-        fast=options.fast,
-        robot=options.robot,
-        modality=options.modality,
+        **options.flat() | {"cameras": cameras or None},
     )
     return _in_own_words(policy) if cameras else policy
 

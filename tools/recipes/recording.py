@@ -278,7 +278,7 @@ def _check(config: RecordConfig) -> None:
         )
     of_policy = {
         **{name: getattr(config, name) for name in ("euler_steps", "solver", "dtype", "takeover")},
-        **vars(config.options),
+        **config.options.flat(),
     }
     if config.checkpoint is None and (given := [name for name, x in of_policy.items() if x]):
         raise ValueError(

@@ -21,7 +21,7 @@ from models.files.whole_text import write_whole
 from tools.command_line.ending import in_a_line
 from tools.runs.films import read_films
 from tools.runs.page import METRICS, render
-from tools.runs.seen import find_runs, read_runs
+from tools.runs.run_record import find_runs, read_runs
 from tools.runs.sheet import write_sheet
 from tools.runs.table import show_differences, show_runs
 

@@ -16,7 +16,7 @@ from models.files.terminal import harmless
 from sim.report import charts
 from sim.report.page import STYLE, chart
 from tools.runs.films import Film, read_films
-from tools.runs.seen import Points, SeenRun, differences, finite
+from tools.runs.run_record import Points, RunRecord, differences, finite
 from tools.runs.table import HEADS, cells, written
 
 METRICS = ("loss", "val_*", "success", "grad_norm", "learning_rate", "samples_per_second")
@@ -27,7 +27,7 @@ _NOISY = 200
 """Curves with more values than this are drawn faint, under their mean."""
 
 
-def render(runs: Sequence[SeenRun], metrics: Sequence[str] = METRICS, refresh: int = 0) -> str:
+def render(runs: Sequence[RunRecord], metrics: Sequence[str] = METRICS, refresh: int = 0) -> str:
     """The page as text.
 
     Args:
@@ -55,7 +55,7 @@ def render(runs: Sequence[SeenRun], metrics: Sequence[str] = METRICS, refresh: i
     return page(harmless(title), body, STYLE + _STYLE + _hiding(len(runs)), head)
 
 
-def _legend(runs: Sequence[SeenRun]) -> str:
+def _legend(runs: Sequence[RunRecord]) -> str:
     rows = []
     for k, run in enumerate(runs):
         name, *others = cells(run)
@@ -73,7 +73,7 @@ def _damage(said: Sequence[str]) -> str:
     return listed("findings note", [_text(line) for line in said]) if said else ""
 
 
-def _curves(runs: Sequence[SeenRun], patterns: Sequence[str]) -> str:
+def _curves(runs: Sequence[RunRecord], patterns: Sequence[str]) -> str:
     names = list(dict.fromkeys(name for run in runs for name in run.names))
     chosen = dict.fromkeys(n for pattern in patterns for n in names if fnmatchcase(n, pattern))
     figures = [_curve(name, [run.points(name) for run in runs], runs) for name in chosen]
@@ -91,7 +91,7 @@ def _curves(runs: Sequence[SeenRun], patterns: Sequence[str]) -> str:
     return drawn or '<p class="note">There is nothing to draw yet.</p>\n'
 
 
-def _curve(name: str, points: Sequence[Points], runs: Sequence[SeenRun]) -> str:
+def _curve(name: str, points: Sequence[Points], runs: Sequence[RunRecord]) -> str:
     sound = [finite(one) for one in points]
     values = [value for one in sound for _, value in one]
     if not values:
@@ -107,7 +107,7 @@ def _curve(name: str, points: Sequence[Points], runs: Sequence[SeenRun]) -> str:
     return _figure(plot, f"{name}, logarithmic" if log else name, lost)
 
 
-def _success(runs: Sequence[SeenRun]) -> str:
+def _success(runs: Sequence[RunRecord]) -> str:
     drawn = []
     for k, run in enumerate(runs):
         lines = [(line["step"], line["success"]) for line in run.evaluations]
@@ -132,7 +132,7 @@ def _arrays(points: Points) -> tuple[np.ndarray, np.ndarray]:
     return x, y
 
 
-def _configs(runs: Sequence[SeenRun]) -> str:
+def _configs(runs: Sequence[RunRecord]) -> str:
     if len(runs) < 2:
         return ""
     found = differences(runs)
@@ -145,7 +145,7 @@ def _configs(runs: Sequence[SeenRun]) -> str:
     return table(["", *(_text(run.name) for run in runs)], rows)
 
 
-def _films(runs: Sequence[SeenRun], films: Sequence[Sequence[Film]]) -> str:
+def _films(runs: Sequence[RunRecord], films: Sequence[Sequence[Film]]) -> str:
     shown = [k for k, own in enumerate(films) if own]
     if not shown:
         return ""

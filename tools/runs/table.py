@@ -8,14 +8,14 @@ from rich.text import Text
 
 from models.files.terminal import Console
 from parallel.evaluations import HELD_OUT_LOSS
-from tools.runs.seen import Json, SeenRun, differences, finite
+from tools.runs.run_record import Json, RunRecord, differences, finite
 
 HEADS = ("run", "preset", "data", "step", "loss", "held-out", "success", "time", "status")
 _STYLES = {"running": "cyan", "finished": "green", "interrupted": "red"}
 _LONGEST = 60
 
 
-def cells(run: SeenRun, brief: bool = False) -> list[str]:
+def cells(run: RunRecord, brief: bool = False) -> list[str]:
     """One run's cells under `HEADS`, with a dash where there is no value; if `brief`, without
     intervals and without the best held-out loss."""
     loss, held_out = run.points("loss"), run.points(HELD_OUT_LOSS)
@@ -35,7 +35,7 @@ def cells(run: SeenRun, brief: bool = False) -> list[str]:
     ]
 
 
-def show_runs(runs: Sequence[SeenRun], console: Console) -> None:
+def show_runs(runs: Sequence[RunRecord], console: Console) -> None:
     """Prints a table of the runs, and below it what is damaged in them."""
     rows = [cells(run, brief=console.width < 110) for run in runs]
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -59,7 +59,7 @@ def show_runs(runs: Sequence[SeenRun], console: Console) -> None:
         console.print(sentence, style="yellow", soft_wrap=True)
 
 
-def show_differences(runs: Sequence[SeenRun], console: Console) -> None:
+def show_differences(runs: Sequence[RunRecord], console: Console) -> None:
     """Prints the fields of the configs that differ."""
     found = differences(runs)
     if not found:
@@ -91,7 +91,7 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes % 60:02d} min" if days < 1 else f"{days} d {hours % 24} h"
 
 
-def _success(run: SeenRun, brief: bool) -> str:
+def _success(run: RunRecord, brief: bool) -> str:
     rates = [*run.judged.values(), *(line["success"] for line in run.evaluations[-1:])]
     if rates:
         rate, low, high = (round(100 * rates[0][name]) for name in ("rate", "low", "high"))

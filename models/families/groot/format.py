@@ -20,16 +20,14 @@ _RELEASED = "GR00T-N1.5-3B"
 
 @dataclass(frozen=True)
 class GrootOptions:
-    """Options of `load_policy` for what files of GR00T do not say.
-
-    `released`: GR00T-N1.5-3B, if its folder has another name. `robot`: tag of the embodiment in
-    NVIDIA's metadata that acts, if there are several. `modality`: the modality.json with the parts
-    of the robot in the order in which NVIDIA's data config reads them.
-    """
+    """Options of `load_policy` for what files of GR00T do not say."""
 
     released: str | None = None
+    """GR00T-N1.5-3B, if its folder has another name."""
     robot: str | None = None
-    modality: Path | str | None = None
+    """Tag of the embodiment in NVIDIA's metadata that acts, if there are several."""
+    modality: Path | None = None
+    """GR00T's modality.json, which gives the order of a robot's parts in NVIDIA's checkpoints."""
 
 
 def _recognises(path: Path) -> bool:
@@ -92,7 +90,6 @@ LEROBOT = CheckpointFormat(
     _inspect,
     _acts,
     _prepares,
-    GrootOptions,
     write=lerobot.write,
 )
 """LeRobot's port, for writing; `GROOT` reads it too."""

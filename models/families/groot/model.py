@@ -22,15 +22,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
 from models.attention.ring import deal
 from models.families.groot.eagle_turn import PICTURE, EagleTurn
-from models.files.bounds import (
-    LARGEST_DIMS,
-    LARGEST_DRAWS,
-    LARGEST_HORIZON,
-    LARGEST_IMAGE,
-    LARGEST_VOCABULARY,
-    check_size,
-    check_sizes,
-)
+from models.files.bounds import LARGEST_VOCABULARY, check_reading, check_size, check_sizes
 from models.flow import flow
 from models.flow.flow import Solver
 from models.flow.realtime_chunking import Given, Guidance
@@ -47,6 +39,7 @@ from models.layers.gemma import Cache, Modulations
 from models.layers.layers import Compute, Remat
 from models.layers.pipeline import staged
 from models.layers.qwen3 import Qwen, QwenConfig
+from models.layers.recomputation import with_remat
 from models.layers.siglip import Siglip, SiglipConfig
 from models.model import ModelConfig, Stack
 from models.sharding import Rules, axis_size, keep_rows, look_up
@@ -103,13 +96,9 @@ class GrootConfig(ModelConfig, family="groot"):
     compute: Compute = field(default_factory=Compute)
 
     def __post_init__(self) -> None:
-        check_size("model.image_size", self.image_size, LARGEST_IMAGE)
-        check_size("model.vocabulary", self.vocabulary, LARGEST_VOCABULARY)
+        check_reading(self)
         check_size("model.image_token", self.image_token, LARGEST_VOCABULARY, least=0)
         check_sizes("model", self, "embodiments", "future_tokens", "hidden", "positions")
-        check_sizes("model", self, "state_dim", "action_dim", most=LARGEST_DIMS)
-        check_size("model.horizon", self.horizon, LARGEST_HORIZON)
-        check_sizes("model", self, "chunks", "steps", most=LARGEST_DRAWS)
         flow.check_solver("model.solver", self.solver)
         wrong = [row for row in self.projectors if not 0 <= row < self.embodiments]
         if wrong or len(set(self.projectors)) < len(self.projectors):
@@ -221,11 +210,7 @@ class GrootConfig(ModelConfig, family="groot"):
 
     def recomputing(self, remat: Remat) -> "GrootConfig":
         """The same config with this much of every stack's forward pass recomputed in backward."""
-        stacks: Any = {
-            name: replace(getattr(self, name), remat=remat)
-            for name in ("vision", "language", "adapter", "dit")
-        }
-        return replace(self, **stacks)
+        return with_remat(self, remat)
 
     @property
     def pipelined(self) -> tuple[int, ...]:

@@ -6,7 +6,6 @@ horizon or action convention other than it was trained with fails silently.
 """
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -32,21 +31,22 @@ _EMPTY = re.compile(r"(^|\.)empty_camera_\d+$")
 @dataclass(frozen=True)
 class PiOptions:
     """Options of `load_policy` for what files of π do not say; None: as the files and the table
-    say.
-
-    `released`: name of the policy in `models.families.pi.released.RELEASED`, if its folder has
-    another name. `horizon`: steps of a chunk, which openpi's checkpoints do not record. `state`:
-    form in which the model reads the state, which files of π0.5 do not record. `relative`: action
-    dims that the model measures from the state dim of the same number. `robot`: name of the
-    statistics in an openpi checkpoint's assets that scale state and actions (without any, both are
-    in the model's units).
-    """
+    `models.families.pi.released.RELEASED` say."""
 
     released: str | None = None
+    """Name of the released policy, such as pi05_droid, if its folder has another name: a table
+    supplies what the files lack."""
     horizon: int | None = None
+    """Steps of a chunk, which openpi's checkpoints do not contain."""
     state: StateOption | None = None
-    relative: Sequence[int] | None = None
+    """Form in which π reads the state, which files of π0.5 do not say: text (the robot's dims),
+    text-padded (all of the model's dims as text), suffix (a token of its own), or none."""
+    relative: tuple[int, ...] | None = None
+    """Action dims that the model measures from the state dim of the same number; give the option
+    without numbers if there are none."""
     robot: str | None = None
+    """Name of the statistics in an openpi checkpoint's assets that scale state and actions; without
+    any, both are in the model's units."""
 
 
 def openpi_policy(path: Path, info: CheckpointInfo, told: PiOptions) -> tuple[Any, Processor]:

@@ -6,9 +6,9 @@ chunks of it share one prefix (Mini-Diffuser's level-2 minibatch, arXiv 2505.094
 of pure functions over a nested dict of parameters; the layers behind it are Flax nnx modules.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,15 +18,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from models.attention.ring import deal
 from models.families.pi import targets
-from models.files.bounds import (
-    LARGEST_DIMS,
-    LARGEST_DRAWS,
-    LARGEST_HORIZON,
-    LARGEST_IMAGE,
-    LARGEST_VOCABULARY,
-    check_size,
-    check_sizes,
-)
+from models.files.bounds import LARGEST_HORIZON, check_reading, check_size
 from models.flow import flow
 from models.flow.flow import Solver
 from models.flow.realtime_chunking import Given, Guidance
@@ -52,6 +44,7 @@ from models.layers.gemma import (
 )
 from models.layers.layers import Compute, Remat, sincos_embedding
 from models.layers.pipeline import staged
+from models.layers.recomputation import with_remat
 from models.layers.siglip import Siglip, SiglipConfig
 from models.model import ModelConfig, Stack
 from models.sharding import Rules, axis_size, look_up
@@ -105,11 +98,7 @@ class PiConfig(ModelConfig, family="pi"):
     compute: Compute = field(default_factory=Compute)
 
     def __post_init__(self) -> None:
-        check_size("model.image_size", self.image_size, LARGEST_IMAGE)
-        check_size("model.vocabulary", self.vocabulary, LARGEST_VOCABULARY)
-        check_sizes("model", self, "state_dim", "action_dim", most=LARGEST_DIMS)
-        check_size("model.horizon", self.horizon, LARGEST_HORIZON)
-        check_sizes("model", self, "chunks", "steps", most=LARGEST_DRAWS)
+        check_reading(self)
         flow.check_solver("model.solver", self.solver)
         check_size("model.targets", self.targets, least=0)
         check_size("model.rtc_max_delay", self.rtc_max_delay, LARGEST_HORIZON, least=0)
@@ -180,11 +169,7 @@ class PiConfig(ModelConfig, family="pi"):
 
     def recomputing(self, remat: Remat) -> "PiConfig":
         """The same config with this much of every stack's forward pass recomputed in backward."""
-        stacks: Any = {
-            name: replace(getattr(self, name), remat=remat)
-            for name in ("vision", "language", "expert")
-        }
-        return replace(self, **stacks)
+        return with_remat(self, remat)
 
     @property
     def pipelined(self) -> tuple[int, ...]:

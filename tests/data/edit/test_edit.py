@@ -433,7 +433,7 @@ def counted(path, words, told):
 
 
 def spelt(path, column):
-    told = open_dataset(path).telling(column).subtasks
+    told = open_dataset(path).with_subtask_column(column).subtasks
     return [told.texts[task] for task in told.runs.task]
 
 

@@ -77,13 +77,13 @@ def test_a_dataset_without_subtasks_has_none_and_its_tables_are_as_before(tmp_pa
 
 def test_a_column_of_texts_tells_them_by_its_name(tmp_path):
     dataset = open_dataset(write(tmp_path / "set", subtasks=False))
-    told = dataset.telling("doing")
+    told = dataset.with_subtask_column("doing")
     assert spelt(subtasks_of(told)) == [list(each) for each in TOLD]
     assert told.digest != dataset.digest
     with pytest.raises(DatasetError, match=r"'action'.* cannot hold subtasks"):
-        dataset.telling("action")
+        dataset.with_subtask_column("action")
     with pytest.raises(DatasetError, match=r"'acts'.* does not exist"):
-        dataset.telling("acts")
+        dataset.with_subtask_column("acts")
 
 
 def test_annotations_hold_from_their_time_to_the_next(tmp_path):

@@ -10,8 +10,8 @@ import pytest
 from data import open_dataset
 from data.frames import STATE, Feed
 from data.loader.loader import Loader, plan_source
-from data.mixture.kept_frames import KeptFrames
-from data.mixture.relabelled import Retold
+from data.mixture.frame_filter import FrameFilter
+from data.mixture.relabelled import RelabelledFrames
 from data.packing.packing import fit_layout
 from data.packing.plan import Plan
 from data.store.store import build_store
@@ -350,8 +350,8 @@ def test_states_read_as_text_never_take_more_places_than_planned():
 
 @pytest.mark.parametrize("weights", [None, np.ones(int(TWO.lengths.sum()))])
 def test_a_feed_none_of_whose_frames_may_be_drawn_is_refused(weights):
-    left_out = KeptFrames(*np.array([[0, 0, int(TWO.lengths[0])]]).T)
-    feed = replace(FEEDS[0], frames=Retold(TWO, TWO.prompts, {}, 1.0, kept=left_out))
+    left_out = FrameFilter(*np.array([[0, 0, int(TWO.lengths[0])]]).T)
+    feed = replace(FEEDS[0], frames=RelabelledFrames(TWO, TWO.prompts, {}, 1.0, kept=left_out))
     with pytest.raises(ValueError, match=f"{TWO.name}: .*leave none of its frames to draw"):
         plan_source(feed, PROCESSOR, episodes=[1], weights=weights)
 

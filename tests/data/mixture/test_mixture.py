@@ -13,7 +13,7 @@ from data.frames import ACTION, STATE
 from data.mixture.embodiments import embodiment_stats
 from data.mixture.mixed import mix
 from data.mixture.mixture import DatasetConfig, Mixture, RobotConfig, read_mixture
-from data.mixture.relabelled import Retold
+from data.mixture.relabelled import RelabelledFrames
 from data.mixture.trust import always
 from data.statistics.scaling import normalizer
 from data.statistics.stats import describe
@@ -114,11 +114,11 @@ def test_increments_are_summed_over_a_step_and_other_dims_are_picked():
 
 
 def test_increments_over_parts_of_a_frame_move_by_that_part():
-    half = Retold(A, A.prompts, {ACTION: (0,)}, 2.5)
+    half = RelabelledFrames(A, A.prompts, {ACTION: (0,)}, 2.5)
     actions = columns(A)[1]
     expected = actions[0, 0] + actions[1, 0] + actions[2, 0] / 2
     np.testing.assert_allclose(half.column(ACTION, np.array([0]))[0, 0], expected, rtol=1e-6)
-    tenth = Retold(A, A.prompts, {ACTION: (0,)}, 0.1)
+    tenth = RelabelledFrames(A, A.prompts, {ACTION: (0,)}, 0.1)
     moved = tenth.column(ACTION, np.array([4]))[0]
     np.testing.assert_allclose(moved, [actions[4, 0] / 10, actions[4, 1]], rtol=1e-6)
 
@@ -161,7 +161,7 @@ def test_digests_are_others_than_before_where_steps_begin_within_frames_alone(
         return digests, sorted(path.name for path in tmp_path.glob("statistics-*"))
 
     with monkeypatch.context() as before:
-        before.setattr(Retold, "sums_parts", lambda *_: False)
+        before.setattr(RelabelledFrames, "sums_parts", lambda *_: False)
         earlier, kept = made()
     now, all_kept = made()
     assert [a == b for a, b in zip(now, earlier, strict=True)] == [True, True, False, False]
@@ -187,7 +187,7 @@ def test_samples_are_of_every_nth_frame_of_an_episode_and_chunks_of_all():
 
 def test_runs_of_several_tasks_keep_their_task_in_every_nth_frame():
     runs = Runs(np.array([0, 0, 1]), np.array([0, 4, 0]), np.array([4, 1, 6]), np.array([0, 1, 0]))
-    told = Retold(SimpleNamespace(runs=runs), A.prompts, {}, 1.0, every=3)
+    told = RelabelledFrames(SimpleNamespace(runs=runs), A.prompts, {}, 1.0, every=3)
     expected = [[0, 0, 1, 0], [0, 3, 1, 0], [1, 0, 1, 0], [1, 3, 1, 0]]
     assert np.stack(told.runs, 1).tolist() == expected
 

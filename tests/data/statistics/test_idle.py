@@ -8,7 +8,7 @@ import pytest
 from data import open_dataset
 from data.dataset import Runs
 from data.lerobot.writer import DatasetWriter
-from data.mixture.kept_frames import KeptFrames, read_kept, runs_within
+from data.mixture.frame_filter import FrameFilter, read_filter, runs_within
 from data.mixture.mixed import mix
 from data.mixture.mixture import read_mixture
 from data.statistics.idle import IdleLimits, digest_of_lengths, find_idle, ranges, to_json
@@ -99,7 +99,7 @@ def test_runs_are_cut_where_ranges_end():
     lengths = np.array([10, 6, 4])
     runs = Runs(*np.array([[0, 0, 4, 0], [0, 4, 6, 1], [1, 0, 6, 0], [2, 0, 4, 1]]).T)
     keep = np.array([[0, 2, 5], [0, 5, 6], [0, 8, 10], [2, 0, 4]]).T
-    cut = runs_within(runs, KeptFrames(*keep), np.cumsum(lengths) - lengths)
+    cut = runs_within(runs, FrameFilter(*keep), np.cumsum(lengths) - lengths)
     rows = np.stack(cut, axis=1).tolist()
     frames = [(e, f, t) for e, first, n, t in rows for f in range(first, first + n)]
     assert frames == [
@@ -127,9 +127,9 @@ def test_a_file_of_frames_that_does_not_fit_is_refused(change, message, tmp_path
     path = tmp_path / "idle.json"
     path.write_text(json.dumps({"episodes": 2, "frames": 14, "keep": {}} | change))
     with pytest.raises(ValueError, match=message):
-        read_kept(str(path), np.array([8, 6]))
+        read_filter(str(path), np.array([8, 6]))
     with pytest.raises(FileNotFoundError, match="this file of frames does not exist"):
-        read_kept(str(tmp_path / "none"), np.array([8, 6]))
+        read_filter(str(tmp_path / "none"), np.array([8, 6]))
 
 
 def test_the_page_draws_every_stretch_and_says_the_limits(dataset, tmp_path):

@@ -8,6 +8,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import tyro
+
 from models import Policy
 from tests.helpers.models.released_cases import RELEASED_CASES, case_policy
 from tools import convert_checkpoint
@@ -27,8 +29,9 @@ def export(name: str, folder: Path) -> Policy:
     options = PolicyOptions(
         tokenizer=RELEASED_CASES / "tokenizer.model",
         cameras=tuple(f"observation.images.{pair}" for pair in CAMERAS),
-        relative=relative,
     )
+    if relative is not None:
+        options = tyro.cli(PolicyOptions, args=["--relative"], default=options)
     with tempfile.TemporaryDirectory() as scratch:
         source = case_policy(RELEASED_CASES / "openpi" / row, Path(scratch))
         convert_checkpoint.main(source, folder / name, to="lerobot", options=options)

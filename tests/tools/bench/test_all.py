@@ -42,7 +42,7 @@ def test_each_is_a_benchmark_and_none_that_a_cpu_can_run_is_missing() -> None:
     tasks = {task.name for task in LearnSizes().tasks}
     assert {each.of[2] for each in BENCHES if "--task" in each.of} == tasks
     with_peer = {given[each.name] for each in BENCHES if each.peer}
-    assert with_peer == set(_WITH_PEER) - {"ladder"}
+    assert with_peer == set(_WITH_PEER)
     assert sum(each.minutes <= QUICK for each in BENCHES) > 5
 
 
@@ -50,7 +50,7 @@ def test_the_command_of_one_with_another_side(tmp_path: Path) -> None:
     by_name = {each.name: each for each in BENCHES}
     python = tmp_path / "python"
     assert command(by_name["pi05"], {}) == []
-    assert command(by_name["ladder"], {})[2:] == ["tools.bench", "ladder", "--json"]
+    assert command(by_name["plan"], {})[2:] == ["tools.bench", "plan", "--json"]
     assert command(by_name["pi05"], {"pi05": [python]})[3:] == [
         "pi05",
         "--peer",
@@ -112,13 +112,13 @@ def test_the_list_says_how_long_each_takes_or_took(tmp_path, capsys, monkeypatch
     assert f"In total about {minutes:.0f} min" in capsys.readouterr().out
 
 
-def test_measuring_everything_is_said_to_take_twelve_hours(monkeypatch, capsys, tmp_path):
+def test_measuring_everything_is_said_to_take_eleven_hours(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(every, "command", lambda bench, peers: ["true"])
     monkeypatch.setattr(every, "_measured", lambda bench, *_: every.BenchOutcome(bench.name, "no"))
     main(out=tmp_path)
     began = " ".join(capsys.readouterr().out.split())
     assert began.startswith(f"Measuring {len(BENCHES)} benchmarks into {tmp_path}; in total about")
-    assert "in total about 12 h." in began
+    assert "in total about 11 h." in began
 
 
 @pytest.mark.parametrize("keep", [False, True])
@@ -127,14 +127,14 @@ def test_committed_results_and_pages_change_only_if_they_are_to(keep, monkeypatc
     for folder in (out, committed):
         folder.mkdir()
     (out / "packing.json").write_text('{"ratio": 2}')
-    for name in ("packing", "start"):
+    for name in ("packing", "plan"):
         (committed / f"{name}.json").write_text('{"ratio": 1}')
     monkeypatch.setattr(every, "DATA", committed)
     monkeypatch.setattr(every, "measure", lambda *_: [])
     monkeypatch.setattr(pages, "main", lambda: rewritten.append(True))
     main(keep=keep, out=out)
     found = {file.stem: json.loads(file.read_text())["ratio"] for file in committed.iterdir()}
-    assert found == {"packing": 2 if keep else 1, "start": 1}
+    assert found == {"packing": 2 if keep else 1, "plan": 1}
     assert bool(rewritten) == keep
 
 

@@ -24,13 +24,12 @@ from tools import plan
 from tools.bench import __main__, learn
 from tools.bench.__main__ import BENCHMARKS, COMMANDS, main
 from tools.bench.all import BENCHES
-from tools.bench.data import bucket
 from tools.recipes import training
 
 PUBLISHED = {each.name: (*(each.of or (each.name,)), "--json") for each in BENCHES}
 DRILLS = {
-    "chunks", "colocated", "explain", "explain_act", "learn_door", "learn_lift", "learn_reach",
-    "packing_real", "predict", "qlora", "rl", "serve_real",
+    "colocated", "learn_door", "learn_lift", "learn_reach", "packing_real", "predict", "qlora",
+    "rl", "serve_real",
 }  # fmt: skip
 """Benchmarks that take more than two minutes or 8 GB until then."""
 BESIDE_OTHERS = 36
@@ -42,10 +41,9 @@ WANTING = {
     "pi05_real": "needs --peer PYTHON, the Python of an",
     "act": "needs a GPU, or --peer PYTHON",
     **dict.fromkeys(("fp8", "products", "step"), "needs a GPU"),
-    **dict.fromkeys(("explain", "explain_act", "qlora"), r"needs it: pip install -e '\.\[plan\]'"),
+    "qlora": r"needs it: pip install -e '\.\[plan\]'",
     "libero": "install it .make libero.",
     "learn_door": "install it .make metaworld.",
-    "bucket": r"needs moto and s3fs; install the extra dev \(pip install",
 }
 """Parts of what a benchmark says that lacks something, and does not begin."""
 PEERS = {each.name for each in BENCHES if each.peer}
@@ -133,7 +131,6 @@ def test_what_lacks_something_says_what_to_install_before_any_work(name, monkeyp
         raise importlib.metadata.PackageNotFoundError(package)
 
     monkeypatch.setattr(deviceless, "version", absent)
-    monkeypatch.setattr(bucket, "find_spec", lambda package: None)
     monkeypatch.delenv("CHILIAD_LIBERO_PYTHON", raising=False)
     monkeypatch.delenv("CHILIAD_METAWORLD_PYTHON", raising=False)
     monkeypatch.chdir(tmp_path)
@@ -152,7 +149,7 @@ def test_a_plan_that_is_to_be_compiled_needs_the_compiler_before_any_work(monkey
 
     monkeypatch.setattr(deviceless, "version", absent)
     monkeypatch.setattr(plan, "make_task", lambda *_: pytest.fail("it was begun"))
-    with pytest.raises(ImportError, match=WANTING["explain"]):
+    with pytest.raises(ImportError, match=WANTING["qlora"]):
         plan.main(plan.PlannedRun(), plan.Machines(), compile_best=True)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sim.statistics import Rate
-from tools.bench.pages import ROOT, busy, made, main, renewed, told
+from tools.bench.pages import ROOT, busy, formatted, made, main, renewed
 from tools.bench.parallel import recipe
 
 DATA = ROOT / "docs" / "results" / "data"
@@ -189,16 +189,16 @@ def test_a_table_of_numbers_that_no_json_made_is_found() -> None:
 
 
 def test_a_figure_is_told_as_our_pages_tell_it() -> None:
-    assert told(-0.021, "+.1%") == "−2.1 %"
-    assert told(0.0002, "+.2%") == "+0.02 %"
-    assert told(12345.6, ",.0f") == "12,346"
-    assert told([1, 2.5], ".1f") == "1.0–2.5"
-    assert told([15998, None], ",") == "15,998–∞"
-    assert told(0.9883, "x256") == "253"
-    assert told(None, ".1%") == "–"
-    assert told("2 cores, one-way", "") == "2 cores, one-way"
+    assert formatted(-0.021, "+.1%") == "−2.1 %"
+    assert formatted(0.0002, "+.2%") == "+0.02 %"
+    assert formatted(12345.6, ",.0f") == "12,346"
+    assert formatted([1, 2.5], ".1f") == "1.0–2.5"
+    assert formatted([15998, None], ",") == "15,998–∞"
+    assert formatted(0.9883, "x256") == "253"
+    assert formatted(None, ".1%") == "–"
+    assert formatted("2 cores, one-way", "") == "2 cores, one-way"
     with pytest.raises(ValueError, match="is not a share of 100: that would be"):
-        told(0.9883, "x100")
+        formatted(0.9883, "x100")
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 import pytest
 
 import tools.__main__ as main
+from models.formats import formats
 from tests.helpers.tools.help_text import help_of
 from tools.command_line.completion import words_of
 from tools.command_line.help import asks_for_help
-from tools.recipes.presets import PRESETS
+from tools.recipes.presets import presets
 from tools.recipes.rl_presets import RL_PRESETS
 
 MORE = {
@@ -20,7 +21,7 @@ MORE = {
     "evaluate": [["--data", "PATH"]],
     "rl": [["--preset", name] for name in RL_PRESETS],
     "train": [
-        ["--preset", name] for name in {type(p.model): n for n, p in PRESETS.items()}.values()
+        ["--preset", name] for name in {type(p.model): n for n, p in presets().items()}.values()
     ],
 }
 """Words that change a command's help, besides subcommands; of presets, one of each family."""
@@ -47,6 +48,13 @@ def test_help_is_what_tyro_says_with_everything_imported_but_made_without_jax(co
     typed = [[command, word] for word in words_of(said) if word[0] != "-"]
     typed += [[command, *more] for more in MORE.get(command, [])]
     assert without_jax([[command], *typed]) == [said, *map(help_of, typed)]
+
+
+def test_options_of_other_codes_stand_under_the_formats_that_take_them():
+    boxes = [box.partition(" options ") for box in help_of(["convert-checkpoint"]).split("╭─ ")[2:]]
+    shown = {(of, x) for names, _, box in boxes for of in names.split(", ") for x in words_of(box)}
+    asked = {(known.name, name) for known in formats() for name in known.asks}
+    assert shown == {(of, f"--{name}") for of, name in asked if name != "robot"}
 
 
 def test_help_fits_its_terminal(monkeypatch):

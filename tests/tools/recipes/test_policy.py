@@ -2,9 +2,10 @@
 
 import io
 import json
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,24 +28,24 @@ from tools.recipes.policy import PolicyOptions, camera_map, load
 from tools.recipes.recording import RecordConfig, record_dataset
 from tools.serving.metrics import Metrics
 
+CAMERAS = ("image=base_0_rgb", "image2=left_wrist_0_rgb")
 SUITE = f"{libero_like.__file__}:ARM"
-GIVEN = [
-    *("--released", "pi05_droid", "--horizon", "8", "--tokenizer", "words.model", "--robot", "arm"),
-    *("--fast", "fast"),
-    *("--state", "none", "--relative", "0", "1", "--modality", "modality.json"),
-    *("--cameras", "image=base_0_rgb", "image2=left_wrist_0_rgb"),
-]
-WANTED = PolicyOptions(
-    released="pi05_droid",
-    state="none",
-    relative=(0, 1),
-    horizon=8,
-    tokenizer=Path("words.model"),
-    fast=Path("fast"),
-    cameras=("image=base_0_rgb", "image2=left_wrist_0_rgb"),
-    robot="arm",
-    modality=Path("modality.json"),
-)
+OPTIONS: dict[str, tuple[str, Any]] = {
+    "released": ("pi05_droid", "pi05_droid"),
+    "horizon": ("8", 8),
+    "tokenizer": ("words.model", Path("words.model")),
+    "robot": ("arm", "arm"),
+    "fast": ("fast", Path("fast")),
+    "state": ("none", "none"),
+    "relative": ("0 1", (0, 1)),
+    "modality": ("modality.json", Path("modality.json")),
+    "cameras": (f"{CAMERAS[0]} {CAMERAS[1]}", CAMERAS),
+}
+"""Each option as it is typed, and its value."""
+
+
+def typed(*names):
+    return [word for name in names for word in (f"--{name}", *OPTIONS[name][0].split())]
 
 
 def called(main, *given):
@@ -73,7 +74,8 @@ COMMANDS = {
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_that_loads_a_policy_takes_the_same_options(command):
-    assert COMMANDS[command](*GIVEN) == WANTED
+    values = {name: value for name, (_, value) in OPTIONS.items()}
+    assert COMMANDS[command](*typed(*OPTIONS)).flat() == values
     assert COMMANDS[command]() == PolicyOptions()
 
 
@@ -91,9 +93,8 @@ def tokenizer(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def options(tokenizer):
-    return PolicyOptions(
-        horizon=8, tokenizer=tokenizer, relative=(), cameras=WANTED.cameras, robot="robot"
-    )
+    given = ["--horizon", "8", "--relative", "--robot", "robot", "--tokenizer", str(tokenizer)]
+    return tyro.cli(PolicyOptions, args=[*given, *typed("cameras")])
 
 
 @pytest.fixture
@@ -228,9 +229,9 @@ def test_a_map_that_is_none_is_refused_with_an_example(pairs, why):
         camera_map(pairs)
 
 
-@pytest.mark.parametrize("field", [f.name for f in fields(PolicyOptions)])
+@pytest.mark.parametrize("field", OPTIONS)
 def test_options_of_a_policy_are_refused_where_the_expert_acts(field, tmp_path):
-    value = getattr(WANTED, field)
-    config = RecordConfig(tmp_path / "data", SUITE, options=PolicyOptions(**{field: value}))
+    options = tyro.cli(PolicyOptions, args=typed(field))
+    config = RecordConfig(tmp_path / "data", SUITE, options=options)
     with pytest.raises(ValueError, match=f"{field} is .*leave --{field} out"):
         record_dataset(config)

@@ -23,7 +23,7 @@ from tests.helpers.browser import needs_browser, shown
 from tests.helpers.page import VOID, Page
 from tools.runs.films import Film
 from tools.runs.page import render
-from tools.runs.seen import differences, find_runs, read_runs
+from tools.runs.run_record import differences, find_runs, read_runs
 from tools.runs.sheet import write_sheet
 from tools.runs.table import cells
 

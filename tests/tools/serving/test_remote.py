@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
+import tyro
 from rich.console import Console
 from websockets.sync.server import serve as listen
 
@@ -315,7 +316,7 @@ def test_nobody_at_an_address_is_an_error_in_a_sentence(tmp_path):
         ({"policy": "ws://a", "euler_steps": 2}, "euler_steps is 2, .*--euler-steps there"),
         ({"policy": "ws://a", "solver": "ab2"}, "solver is ab2, .*--solver there"),
         (
-            {"policy": "ws://a", "options": PolicyOptions(horizon=5)},
+            {"policy": "ws://a", "options": tyro.cli(PolicyOptions, args=["--horizon", "5"])},
             "horizon is 5, but the policy is loaded by its server",
         ),
     ],

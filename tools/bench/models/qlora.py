@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from models.files.terminal import Console
-from models.model import KeptModel, groups_of, rules_of
+from models.model import QuantizedTrainable, groups_of, rules_of
 from parallel.mesh import MeshConfig
 from parallel.optimizer import with_groups
 from parallel.planning.deviceless import CompiledStep, compile_step, devices
 from tools.bench.attempt import tell
-from tools.recipes.presets import PRESETS, RunConfig
+from tools.recipes.presets import RunConfig, presets
 
 SAMPLES, CAMERAS, TEXT = 4, 3, 64
 """Largest number of samples in a row, and each sample's pictures and text tokens."""
@@ -40,7 +40,7 @@ def compiled(config: RunConfig, samples: int) -> CompiledStep:
     layout = config.model.layout(prefix=places, samples=row, images=row * CAMERAS, text=row * TEXT)
     optimizer = replace(config.optimizer, decay_steps=config.optimizer.warmup_steps + 1)
     return compile_step(
-        KeptModel(model),
+        QuantizedTrainable(model),
         with_groups(optimizer, groups_of(model)),
         rules_of(model),
         MeshConfig(),
@@ -61,7 +61,7 @@ def run(console: Console) -> dict[str, Any]:
     peak: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for preset, samples in _CASES:
         for base in BASES:
-            memory = compiled(with_base(PRESETS[preset], base), samples).memory
+            memory = compiled(with_base(presets()[preset], base), samples).memory
             state[preset][str(samples)][base] = memory.arguments / 1e9
             peak[preset][str(samples)][base] = memory.peak / 1e9
             fits = "fits" if memory.peak < GPU_BYTES else "does not fit"

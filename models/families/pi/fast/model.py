@@ -22,15 +22,7 @@ from models.families.pi import targets
 from models.families.pi.fast.grammar import Grammar
 from models.families.pi.fast.written import WrittenTokens, opening
 from models.families.pi.model import SHARDING_RULES
-from models.files.bounds import (
-    LARGEST_DIMS,
-    LARGEST_DRAWS,
-    LARGEST_HORIZON,
-    LARGEST_IMAGE,
-    LARGEST_VOCABULARY,
-    check_size,
-    check_sizes,
-)
+from models.files.bounds import check_reading, check_size
 from models.flow.realtime_chunking import Given, Guidance
 from models.inputs.action_tokens import last_free
 from models.inputs.embodiment import Embodiment
@@ -41,6 +33,7 @@ from models.inputs.tokenizer import SentencePiece, TextTokenizer
 from models.layers.functional import Functional, Params
 from models.layers.gemma import GEMMA_2B, Cache, GemmaConfig, Prefix
 from models.layers.layers import Compute, Remat
+from models.layers.recomputation import with_remat
 from models.layers.siglip import Siglip, SiglipConfig
 from models.model import ModelConfig, Stack
 from models.sharding import Rules, look_up
@@ -78,11 +71,7 @@ class Pi0FastConfig(ModelConfig, family="pi0_fast"):
     state_input = "text"
 
     def __post_init__(self) -> None:
-        check_size("model.image_size", self.image_size, LARGEST_IMAGE)
-        check_size("model.vocabulary", self.vocabulary, LARGEST_VOCABULARY)
-        check_sizes("model", self, "state_dim", "action_dim", most=LARGEST_DIMS)
-        check_size("model.horizon", self.horizon, LARGEST_HORIZON)
-        check_size("model.steps", self.steps, LARGEST_DRAWS)
+        check_reading(self)
         check_size("model.targets", self.targets, least=0)
         if not 0 <= self.temperature <= 100:
             raise ValueError(f"model.temperature is {self.temperature}; expected 0 to 100.")
@@ -155,11 +144,7 @@ class Pi0FastConfig(ModelConfig, family="pi0_fast"):
 
     def recomputing(self, remat: Remat) -> "Pi0FastConfig":
         """The same config with this much of every stack's forward pass recomputed in backward."""
-        return replace(
-            self,
-            vision=replace(self.vision, remat=remat),
-            language=replace(self.language, remat=remat),
-        )
+        return with_remat(self, remat)
 
     quantizable: ClassVar[str] = r"^(vision/blocks|language/layers/(attention|mlp))/"
 

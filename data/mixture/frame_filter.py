@@ -13,7 +13,7 @@ from data.errors import short
 from data.statistics.idle import digest_of_lengths
 
 
-class KeptFrames(NamedTuple):
+class FrameFilter(NamedTuple):
     """Ranges of frames, `first` to `stop` (not included), in order, counted in their episodes."""
 
     episode: Int64[np.ndarray, " k"]
@@ -21,7 +21,7 @@ class KeptFrames(NamedTuple):
     stop: Int64[np.ndarray, " k"]
 
 
-def read_kept(file: str, lengths: Int64[np.ndarray, " e"]) -> KeptFrames:
+def read_filter(file: str, lengths: Int64[np.ndarray, " e"]) -> FrameFilter:
     """Ranges that a file keeps of episodes with these lengths; episodes that it does not list are
     kept whole.
 
@@ -63,10 +63,10 @@ def read_kept(file: str, lengths: Int64[np.ndarray, " e"]) -> KeptFrames:
     rows = [(int(i), *pair) for i, ranges in keep.items() for pair in ranges]
     if not rows:
         raise ValueError(f"{file}: keeps no frame at all; leave the dataset out.")
-    return KeptFrames(*np.array(rows, np.int64).T)
+    return FrameFilter(*np.array(rows, np.int64).T)
 
 
-def runs_within(runs: Runs, kept: KeptFrames, starts: Int64[np.ndarray, " e"]) -> Runs:
+def runs_within(runs: Runs, kept: FrameFilter, starts: Int64[np.ndarray, " e"]) -> Runs:
     """The parts of runs that are kept, in their order; `starts` is the number of each episode's
     first frame."""
     begin = starts[runs.episode] + runs.first

@@ -30,7 +30,7 @@ _MARKS = (metrics.FILE_NAME, goodput.FILE_NAME, SAVED_NAME, "checkpoints", LOCK_
 
 
 @dataclass(frozen=True)
-class SeenRun:
+class RunRecord:
     """A run as read from its folder. `rows`, `evaluations` and `account` are the undamaged lines of
     metrics.jsonl, closed_loop.jsonl and goodput.jsonl. `saved` is the number of steps of its last
     checkpoint, 0 if unknown. `judged` are the success rates that tools.evaluate left in the run's
@@ -141,7 +141,7 @@ def find_runs(paths: Sequence[str | Path]) -> list[Path]:
     return list(found.values())
 
 
-def read_runs(folders: Sequence[Path]) -> list[SeenRun]:
+def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
     """Reads the folders; each run gets a unique name."""
     parts = [Path(os.path.abspath(folder)).parts[1:] for folder in folders]
     length = 1
@@ -152,7 +152,7 @@ def read_runs(folders: Sequence[Path]) -> list[SeenRun]:
     return [_read(folder, "/".join(p[-length:])) for folder, p in zip(folders, parts, strict=True)]
 
 
-def differences(runs: Sequence[SeenRun]) -> dict[str, list[Json]]:
+def differences(runs: Sequence[RunRecord]) -> dict[str, list[Json]]:
     """Fields of the configs that differ, with the value in each run; None where it has none."""
     flat = [dict(_flat(run.config)) for run in runs]
     names = dict.fromkeys(name for one in flat for name in one)
@@ -180,7 +180,7 @@ def _runs_in(path: Path) -> Iterator[Path]:
         folders.sort(key=lambda folder: (os.path.islink(os.path.join(at, folder)), folder))
 
 
-def _read(folder: Path, name: str) -> SeenRun:
+def _read(folder: Path, name: str) -> RunRecord:
     damage: list[str] = []
 
     def log(file: str, fits: Any) -> list[dict[str, Any]]:
@@ -219,7 +219,7 @@ def _read(folder: Path, name: str) -> SeenRun:
             if closed_loop.is_rate(rate):
                 judged[path.parent.name] = rate
     evaluations = {one["step"]: one for one in log(closed_loop.FILE_NAME, closed_loop.is_line)}
-    return SeenRun(
+    return RunRecord(
         folder,
         name,
         values(CONFIG_NAME),

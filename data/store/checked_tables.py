@@ -29,7 +29,7 @@ _EPISODES = ("lengths", "present", "alike", *RUNS)
 _STATISTICS = ("min", "max", "mean", "std", *QUANTILES, "count")
 
 
-class Kept(NamedTuple):
+class CheckedTable(NamedTuple):
     """Content of a table's file, its name in messages, the dataset's number of cameras, and the
     values in a row of each of its columns."""
 
@@ -39,13 +39,13 @@ class Kept(NamedTuple):
     columns: Mapping[str, int]
 
 
-def read_episodes(kept: Kept, tasks: int) -> dict[str, np.ndarray]:
+def read_episodes(table: CheckedTable, tasks: int) -> dict[str, np.ndarray]:
     """The arrays of `episodes.npz`, whose runs refer to `tasks` tasks.
 
     Raises:
       DatasetError: an array is missing, or has another form or other values than it should.
     """
-    file, arrays = kept.file, _read_arrays(kept.content, kept.file, _EPISODES)
+    file, arrays = table.file, _read_arrays(table.content, table.file, _EPISODES)
     for name in _EPISODES:
         kind, axes = (np.bool_, 2) if name == "present" else (np.int64, 1)
         what = f"is {arrays[name].dtype}{list(arrays[name].shape)}"
@@ -54,7 +54,7 @@ def read_episodes(kept: Kept, tasks: int) -> dict[str, np.ndarray]:
     lengths, present, alike = (arrays[name] for name in ("lengths", "present", "alike"))
     _require(len(lengths) > 0, file, "lengths", "has no episode")
     _require_range(lengths, 0, MOST_FRAMES, file, "lengths")
-    shape = (len(lengths), kept.cameras)
+    shape = (len(lengths), table.cameras)
     _require(present.shape == shape, file, "present", f"is {present.shape}, expected {shape}")
     _require(alike.shape == lengths.shape, file, "alike", f"has {alike.size} episodes")
     _require_range(alike, 0, np.arange(len(alike)), file, "alike")
@@ -63,13 +63,13 @@ def read_episodes(kept: Kept, tasks: int) -> dict[str, np.ndarray]:
     return arrays
 
 
-def read_prompts(kept: Kept) -> Prompts:
+def read_prompts(table: CheckedTable) -> Prompts:
     """The wordings of each task, from `prompts.json`.
 
     Raises:
       DatasetError: they are not lists of texts.
     """
-    found, file = read_json(kept.content, kept.file), kept.file
+    found, file = read_json(table.content, table.file), table.file
     _require(isinstance(found, list), file, "prompts", f"are {short(found)}, expected a list")
     for task, wordings in enumerate(found):
         texts = isinstance(wordings, list) and all(isinstance(text, str) for text in wordings)
@@ -78,7 +78,9 @@ def read_prompts(kept: Kept) -> Prompts:
     return tuple(map(tuple, found))
 
 
-def read_subtasks(kept: Kept, texts: Kept, lengths: Int64[np.ndarray, " e"]) -> Subtasks:
+def read_subtasks(
+    table: CheckedTable, texts: CheckedTable, lengths: Int64[np.ndarray, " e"]
+) -> Subtasks:
     """Runs of `subtasks.npz`, and the texts of `subtasks.json` that they name.
 
     Raises:
@@ -87,30 +89,30 @@ def read_subtasks(kept: Kept, texts: Kept, lengths: Int64[np.ndarray, " e"]) -> 
     told = read_json(texts.content, texts.file)
     strings = isinstance(told, list) and all(isinstance(text, str) for text in told)
     _require(strings, texts.file, "texts", f"are {short(told)}, expected a list of texts")
-    arrays = _read_arrays(kept.content, kept.file, RUNS)
+    arrays = _read_arrays(table.content, table.file, RUNS)
     for name, values in arrays.items():
         good = values.dtype == np.int64 and values.ndim == 1
-        _require(good, kept.file, name, f"is {values.dtype}{list(values.shape)}, expected int64")
+        _require(good, table.file, name, f"is {values.dtype}{list(values.shape)}, expected int64")
     runs = Runs(*(arrays[name] for name in RUNS))
-    _require_tiled(runs, lengths, kept.file)
-    _require_range(runs.task, -1, len(told) - 1, kept.file, "run_task")
+    _require_tiled(runs, lengths, table.file)
+    _require_range(runs.task, -1, len(told) - 1, table.file, "run_task")
     return Subtasks(runs, tuple(told))
 
 
-def read_stats(kept: Kept) -> dict[str, Stats]:
+def read_stats(table: CheckedTable) -> dict[str, Stats]:
     """Statistics of columns, from `stats.json`.
 
     Raises:
       DatasetError: they are not finite numbers, or belong to other columns.
     """
-    found, file = read_json(kept.content, kept.file), kept.file
+    found, file = read_json(table.content, table.file), table.file
     _require(isinstance(found, dict), file, "stats", f"are {short(found)}, expected an object")
     for name, stats in found.items():
         about = short(name)
-        _require(name in kept.columns, file, about, "is not a column of the store")
+        _require(name in table.columns, file, about, "is not a column of the store")
         _require(isinstance(stats, dict), file, about, f"is {short(stats)}, expected statistics")
         for key in _STATISTICS:
-            values, size = stats.get(key), 1 if key == "count" else kept.columns[name]
+            values, size = stats.get(key), 1 if key == "count" else table.columns[name]
             what = f"is {short(values)}, expected {size} finite numbers"
             _require(_are_numbers(values, size), file, f"{about}, {key}", what)
     return {

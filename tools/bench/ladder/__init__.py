@@ -1,1 +1,0 @@
-"""The ladder from the way the recipe's authors began to ours."""
