@@ -22,7 +22,7 @@ from models.flow import flow
 from models.flow.realtime_chunking import LIMIT, Chunking, Given, Guidance, Left, left_over
 from models.inputs.embodiment import Embodiment
 from models.inputs.observation import RobotObservation, read_observation, samples_of
-from models.inputs.packed_batch import PackedBatch, Sample, most_images, pack
+from models.inputs.packed_batch import Layout, PackedBatch, Sample, most_images, pack
 from models.inputs.processor import Processor
 from models.inputs.raw import batched, is_raw, read_raw
 from models.model import bind_processor, function_at, require
@@ -516,8 +516,7 @@ class Policy:
 
     def rows(self, samples: list[Sample]) -> PackedBatch:
         """A batch with one sample a row, its text rounded up to a bucket."""
-        config = self.model.config
-        empty = config.layout(prefix=0, samples=1, images=0)
+        config, empty = self.model.config, self._empty_layout
         images = most_images(samples, empty)
         text = self._text(max(len(sample.text) for sample in samples))
         prefix = empty.prefix_length(images, text) - empty.state_tokens + 1
@@ -526,6 +525,10 @@ class Policy:
         layout = config.layout(prefix=prefix, samples=1, images=images, text=text, targets=targets)
         layout = replace(layout, horizon=len(samples[0].actions))
         return pack([[sample] for sample in samples], layout)
+
+    @cached_property
+    def _empty_layout(self) -> Layout:
+        return self.model.config.layout(prefix=0, samples=1, images=0)
 
     def _text(self, length: int) -> int:
         """The bucket of a text: a power of two, or the longest text there is."""

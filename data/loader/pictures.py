@@ -75,9 +75,14 @@ def pictures_of(
         if not len(sample):
             continue
         here, seen, now = place[sample, camera], present[sample, camera], frame[sample]
+        shape, ago = processor.fit(camera).shape, processor.observed.camera(name)
         past = np.full((len(sample), layout.image_history), -1)
+        if not ago:
+            zeros, row = np.zeros_like(here), np.where(seen, rows[sample], -1)
+            group = zeros + layout.group_of(shape)
+            found.append(Pictures(camera, sample, here, group, row, zeros, past))
+            continue
         parts = [(np.arange(len(sample)), here, now)]
-        ago = processor.observed.camera(name)
         at, read = processor.observed.frames(ago, now, feed.step)
         last, of = now, here
         for number in range(len(ago)):
@@ -91,10 +96,7 @@ def pictures_of(
         age = np.repeat(np.arange(len(parts)), [len(new) for new, _, _ in parts])
         later = np.pad(past, ((0, 0), (0, len(parts))), constant_values=-1)
         older = age[:, None] + np.arange(layout.image_history)
-        shape = processor.fit(camera).shape
-        group = np.full(len(age), layout.group_of(shape))
-        if ago:
-            group[age > 0] = layout.group_of(shape, past=True)
+        group = np.where(age > 0, layout.group_of(shape, past=True), layout.group_of(shape))
         found.append(
             Pictures(
                 camera,

@@ -8,6 +8,7 @@ is the same type with one sample a row.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -74,7 +75,7 @@ class Layout:
     image_history: int = field(default=0, repr=False)
     state_history: int = field(default=0, repr=False)
 
-    @property
+    @cached_property
     def groups(self) -> tuple[ImageSlots, ...]:
         """All groups of image slots, in the order of `PackedBatch.image_camera`."""
         first = ImageSlots(*shape_of(self.image_size), self.tokens_per_image, self.images)
@@ -281,8 +282,11 @@ def lay_out(
     has = number < images[:, None]
     if group is None:
         group = np.zeros(has.shape, np.int64)
-    of = [has & (group == which) for which in range(len(groups))]
-    by_group = np.stack([own.sum(axis=1) for own in of])
+    if lay.more:
+        of = [has & (group == which) for which in range(len(groups))]
+        by_group, ranks = np.stack([x.sum(axis=1) for x in of]), [x.cumsum(axis=1) - 1 for x in of]
+    else:
+        of, by_group, ranks = [has], images[None], [number]
     lengths = np.array([g.tokens for g in groups]) @ by_group + words + lay.state_tokens
     ones = np.ones_like(words)
     before, whole = _in_rows(np.stack([ones, words, lengths, *by_group]), counts)
@@ -290,9 +294,10 @@ def lay_out(
     _check_budget("samples", whole[0], lay.samples)
     places, tokens, starts = np.full(has.shape, -1), np.zeros_like(group), np.zeros_like(group)
     slots = token = 0
-    for own, first, amounts, each in zip(of, before[3:], whole[3:], groups, strict=True):
+    placed = zip(of, ranks, before[3:], whole[3:], groups, strict=True)
+    for own, rank, first, amounts, each in placed:
         _check_budget("images", amounts, each.number, each if lay.more else None)
-        at = (first[:, None] + own.cumsum(axis=1) - 1)[own]
+        at = (first[:, None] + rank)[own]
         places[own], starts[own], tokens[own] = slots + at, token + at * each.tokens, each.tokens
         slots, token = slots + each.number, token + each.number * each.tokens
     _check_budget("text", whole[1], lay.text)

@@ -282,8 +282,7 @@ class Processor:
                 f"got {len(images)} images."
             )
         self._check_past(past, robot)
-        states = past.get("state", [None] * len(self.observed.state))
-        nothing = np.zeros(np.shape(state))
+        states = past.get("state") or [None] * len(self.observed.state)
         one = self.columns(
             [prompt],
             np.asarray(state)[None],
@@ -292,9 +291,7 @@ class Processor:
             actions=None if actions is None else actions[None],
             valid=None if valid is None else valid[None],
             subtasks=[subtask],
-            past_state=np.array([[nothing if x is None else x for x in states]])
-            if states
-            else None,
+            past_state=self._stacked(states, np.shape(state)) if states else None,
         )
         cameras = tuple(np.flatnonzero(one.shown[0]).tolist())
         fitted = [self._fitted(robot, camera, images[camera], past) for camera in cameras]
@@ -422,6 +419,12 @@ class Processor:
             if x is not None and id(x) not in made:
                 made[id(x)] = fit(x)
         return now, tuple(None if x is None else made[id(x)] for x in earlier)
+
+    @staticmethod
+    def _stacked(
+        states: Sequence[np.ndarray | None], shape: tuple[int, ...]
+    ) -> Float[np.ndarray, "1 p _s"]:
+        return np.stack([np.zeros(shape) if x is None else x for x in states])[None]
 
     def _past_states(
         self, past: Float[np.ndarray, "n p _s"] | None, count: int, embodiment: int
