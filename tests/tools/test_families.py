@@ -27,7 +27,7 @@ from tests.helpers.tools.small_run import one_device
 from tools import convert_checkpoint, evaluate, plan, quantize, record, rl, serve, train
 from tools.serving.metrics import Metrics
 
-OWN = Path(__file__).parents[1] / "own_model.py"
+OWN, ACT = (Path(__file__).parents[1] / name for name in ("own_model.py", "own_act.py"))
 SUITES = """
 from sim.environments.device_slots import DeviceSlots
 from sim.suites import Suite
@@ -68,6 +68,8 @@ class Family:
     """A kernel that tools.quantize takes."""
     flows: bool = True
     """It has a velocity field, and so Euler steps and RL."""
+    slow: str = "@vision"
+    """Parameters with half the rate."""
 
 
 def sizes(stack: str, *values: str) -> tuple[str, ...]:
@@ -114,6 +116,16 @@ FAMILIES = [
         "language/layers/mlp/up/kernel",
         flows=False,
     ),
+    Family(
+        "small-act",
+        f"{ACT}:ACT",
+        ACT,
+        (*sizes("", "width", "16", "depth", "2", "heads", "2"), "--model.widths", "4", "8"),
+        "",
+        "decoder/up/kernel",
+        flows=False,
+        slow="^tower",
+    ),
 ]
 
 
@@ -145,7 +157,7 @@ def trained(family, demos, tmp_path_factory) -> Path:
             *("--model.image-size", "16", "--model.horizon", "4"),
             *("--trainer.steps", "4", "--trainer.save-every", "2", "--trainer.eval-every", "4"),
             *("--rows.number", "4", "--optimizer.warmup-steps", "1", "--mesh.data", "1"),
-            *("--optimizer.rate-factors", "@vision", "0.5", ".", "1.0"),
+            *("--optimizer.rate-factors", family.slow, "0.5", ".", "1.0"),
             *family.options,
         ]
     )

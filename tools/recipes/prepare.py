@@ -38,6 +38,7 @@ from data.validation.validate import require_valid
 from models import Embodiment, Processor
 from models.config import to_json
 from models.files.terminal import Console, Progress
+from models.inputs.embodiment import Normalizer
 from models.inputs.fast import Fast
 from models.inputs.tokenizer import Tokenizer
 from models.layers.quantized import is_quantized
@@ -48,6 +49,9 @@ from parallel.optimizer import select, with_groups
 from tools.recipes.insulation import open_own, prepared_targets, subtask_texts, words_left
 from tools.recipes.presets import RunConfig
 from tools.recipes.statistics import Scalings, kept_scales, show_outside
+
+ANY_ROBOT = Embodiment("any", (), Normalizer.identity(1), Normalizer.identity(1))
+"""Holds the place of the data's robots in a preparation that is not theirs yet."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +146,7 @@ def prepare(
             name, sizes = robots[reading.embodiment].name, columns.columns
             states, actions = (sum(sizes[c] for c in x) for x in (dataset.state, dataset.actions))
             check_dims(name, kept[name], states, actions)
-    resize = "antialiased" if begun is None else begun.pictures.kind
+    resize = (begun or config.model.processor([ANY_ROBOT])).pictures.kind
     frames = [
         dataset
         if isinstance(dataset, Store)
