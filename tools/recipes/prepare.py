@@ -52,6 +52,9 @@ from tools.recipes.insulation import open_own, prepared_targets, subtask_texts, 
 from tools.recipes.presets import RunConfig
 from tools.recipes.statistics import Scalings, kept_scales, show_outside
 
+ANY_ROBOT = Embodiment("any", (), Normalizer.identity(1), Normalizer.identity(1))
+"""Holds the place of the data's robots in a preparation that is not theirs yet."""
+
 
 @dataclass(frozen=True)
 class Prepared:

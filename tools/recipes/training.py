@@ -29,7 +29,6 @@ from models.checkpoints.remote import local
 from models.config import from_json, to_json
 from models.files.terminal import Console
 from models.flow import flow
-from models.inputs.embodiment import Normalizer
 from models.inputs.tokenizer import SentencePiece
 from models.layers.pipeline import check_pipeline
 from models.load import begin_from, inspect_params, trained_preparation
@@ -49,7 +48,7 @@ from parallel.trackers.trackers import check_trackers
 from parallel.trainer import TrainResult, check_start, train
 from tools.command_line.consent import consent
 from tools.recipes.insulation import subtask_texts
-from tools.recipes.prepare import Prepared, prepare
+from tools.recipes.prepare import ANY_ROBOT, Prepared, prepare
 from tools.recipes.presets import RunConfig, check_more_steps, check_same
 
 Measure = Callable[[int, TrainState, Callable[[], bool]], dict[str, float]]
@@ -341,8 +340,7 @@ def _begun(paths: Paths, config: RunConfig, resumed: bool) -> Processor | None:
         return made if kept is None else kept.with_robots(kept.embodiments, targets=made.targets)
     if tokenizer is None:
         return None
-    robot = Embodiment("any", (), Normalizer.identity(1), Normalizer.identity(1))
-    return config.model.processor([robot], SentencePiece.read(tokenizer))
+    return config.model.processor([ANY_ROBOT], SentencePiece.read(tokenizer))
 
 
 def _for_robots(paths: Paths, config: RunConfig, begun: Any) -> RunConfig:
