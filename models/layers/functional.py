@@ -39,7 +39,7 @@ class Functional(Generic[Module]):
         """Random parameters, f32, as a nested dict."""
         module = self.make(nnx.Rngs(params=key))
         _check_statistics(module)
-        return nnx.to_pure_dict(nnx.state(module, nnx.Param))
+        return _named(nnx.to_pure_dict(nnx.state(module, nnx.Param)))
 
     def bind(self, params: Params) -> Module:
         """The modules with these parameters."""
@@ -60,6 +60,13 @@ def _check_statistics(module: nnx.Module) -> None:
             f"{type(module).__name__} keeps {name} as an nnx.BatchStat, which is neither trained "
             "nor saved; use BatchNorm or FrozenBatchNorm of models.layers.batch_norm."
         )
+
+
+def _named(tree: Any) -> Any:
+    """The tree with the numbers of a list's modules as strings."""
+    if not isinstance(tree, dict):
+        return tree
+    return {str(name): _named(x) for name, x in tree.items()}
 
 
 def _is_none(x: Any) -> bool:

@@ -27,7 +27,8 @@ from tests.helpers.tools.small_run import one_device
 from tools import convert_checkpoint, evaluate, plan, quantize, record, rl, serve, train
 from tools.serving.metrics import Metrics
 
-OWN, SMOL = (Path(__file__).parents[1] / name for name in ("own_model.py", "own_smol.py"))
+FOLDER = Path(__file__).parents[1]
+OWN, SMOL, ACT = (FOLDER / f"own_{name}.py" for name in ("model", "smol", "act"))
 SUITES = """
 from sim.environments.device_slots import DeviceSlots
 from sim.suites import Suite
@@ -70,6 +71,8 @@ class Family:
     """It has a velocity field, and so Euler steps and RL."""
     remembers: bool = False
     """It reads the past, step by step."""
+    slow: str = "@vision"
+    """Parameters with half the rate."""
 
 
 def sizes(stack: str, *values: str) -> tuple[str, ...]:
@@ -125,6 +128,16 @@ FAMILIES = [
         "action_blocks/up/kernel",
         remembers=True,
     ),
+    Family(
+        "small-act",
+        f"{ACT}:ACT",
+        ACT,
+        (*sizes("", "width", "16", "depth", "2", "heads", "2"), "--model.widths", "4", "8"),
+        "",
+        "decoder/up/kernel",
+        flows=False,
+        slow="^tower",
+    ),
 ]
 
 
@@ -156,7 +169,7 @@ def trained(family, demos, tmp_path_factory) -> Path:
             *("--model.image-size", "16", "--model.horizon", "4"),
             *("--trainer.steps", "4", "--trainer.save-every", "2", "--trainer.eval-every", "4"),
             *("--rows.number", "4", "--optimizer.warmup-steps", "1", "--mesh.data", "1"),
-            *("--optimizer.rate-factors", "@vision", "0.5", ".", "1.0"),
+            *("--optimizer.rate-factors", family.slow, "0.5", ".", "1.0"),
             *family.options,
         ]
     )

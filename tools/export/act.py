@@ -92,6 +92,8 @@ class Act:
             "length": ((), np.int32),
             "noise": ((processor.horizon, config.action_dim), np.float32),
         }
+        if not self.longest:
+            del kinds["tokens"], kinds["length"]
         return {
             name: jax.ShapeDtypeStruct((rows, *shape), np.dtype(dtype))
             for name, (shape, dtype) in kinds.items()
@@ -125,7 +127,7 @@ class Act:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest prompt."""
+        """Tokens of the longest prompt, 0 for a policy without language."""
         return self.processor.text_limit
 
     def __call__(
@@ -142,10 +144,10 @@ class Act:
         return self._acted(chunk, inputs["state"])
 
     def _batch(
-        self, state: Any, tokens: Any, length: Any, noise: Any, **pictures: Any
+        self, state: Any, noise: Any, tokens: Any = None, length: Any = 1, **pictures: Any
     ) -> PackedBatch:
         table, rows = self._table, self.batch
-        at = jnp.clip(length, 1, self.longest) - 1
+        at = jnp.broadcast_to(jnp.clip(length, 1, max(self.longest, 1)) - 1, rows)
         first = {
             name: jnp.broadcast_to(value[:1], (rows, *value.shape[1:]))
             for name, value in vars(table).items()
@@ -153,15 +155,16 @@ class Act:
         }
         shown = [self._shown(pictures[name], cameras) for name, _, cameras in self.pictures]
         laid = {name: jnp.asarray(getattr(table, name))[at] for name in _LAID}
-        written = jnp.arange(tokens.shape[1]) < length[:, None]
         scaled = _scaled(self.robot.converted(state), self.robot)
         padding = self.processor.state_dim - scaled.shape[-1]
         changed = {
             "images": shown[0],
             "more_images": tuple(shown[1:]),
-            "text": jnp.where(written, tokens, 0),
             "state": jnp.pad(scaled, ((0, 0), (0, padding)))[:, None],
         }
+        if tokens is not None:
+            written = jnp.arange(tokens.shape[1]) < length[:, None]
+            changed["text"] = jnp.where(written, tokens, 0)
         values: dict[str, Any] = first | laid | changed
         return PackedBatch(**values)
 
@@ -192,8 +195,8 @@ class Act:
 
     @cached_property
     def _table(self) -> PackedBatch:
-        """A row for each length of the prompt, from one token on."""
-        samples = [self._of(n) for n in range(1, self.longest + 1)]
+        """A row for each length of the prompt, from one token on; one without language."""
+        samples = [self._of(n) for n in range(min(1, self.longest), self.longest + 1)]
         return self.policy.rows(samples)
 
     def _of(self, length: int) -> Sample:

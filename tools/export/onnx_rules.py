@@ -249,6 +249,25 @@ def _product(w: Writer, equation: Any, x: Value, y: Value) -> Value:
     return _reshaped(w, w.add("MatMul", pair, [*rows, many, wide], dtype), shape)
 
 
+def _convolution(w: Writer, equation: Any, x: Value, kernel: Value) -> Value:
+    p, (shape, dtype) = equation.params, _like(equation)
+    low, high = zip(*p["padding"], strict=True)
+    if set(p["lhs_dilation"]) != {1} or p["batch_group_count"] != 1 or min(*low, *high) < 0:
+        raise ValueError("ONNX has no convolution of this kind; export to stablehlo.")
+    axes = p["dimension_numbers"]
+    found = w.add(
+        "Conv",
+        [_transposed(w, x, axes.lhs_spec), _transposed(w, kernel, axes.rhs_spec)],
+        [shape[i] for i in axes.out_spec],
+        dtype,
+        strides=list(p["window_strides"]),
+        pads=[*low, *high],
+        dilations=list(p["rhs_dilation"]),
+        group=p["feature_group_count"],
+    )
+    return _transposed(w, found, np.argsort(axes.out_spec).tolist())
+
+
 def _within(w: Writer, index: Value, sizes: Sequence[int]) -> tuple[Value, Value]:
     """Indices clipped to `sizes`, and a mask of the indices that were within."""
     most = np.array(sizes, np.int64) - 1
@@ -394,6 +413,7 @@ RULES: dict[str, Rule] = {
     "broadcast_in_dim": _broadcast,
     "clamp": _clamp,
     "concatenate": _concatenate,
+    "conv_general_dilated": _convolution,
     "convert_element_type": _convert,
     "cumsum": _cumsum,
     "dot_general": _product,

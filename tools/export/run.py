@@ -49,8 +49,7 @@ class ExportedPolicy:
         found = {
             spec["name"]: np.zeros(spec["shape"], spec["dtype"]) for spec in self.facts["inputs"]
         }
-        found["length"] += 1
-        return found
+        return found | {"length": found["length"] + 1} if "length" in found else found
 
     def noise(self, seed):
         """Noise for one call."""
@@ -59,6 +58,8 @@ class ExportedPolicy:
 
     def tokens(self, prompts, states):
         """Token ids of prompts, padded with 0, and their lengths."""
+        if not self.facts["prompt"]["longest"]:
+            raise ValueError("The policy reads no prompts; leave out tokens and length.")
         (spec,) = [spec for spec in self.facts["inputs"] if spec["name"] == "tokens"]
         found, length = np.zeros(spec["shape"], np.int32), np.zeros(spec["shape"][0], np.int32)
         for i, (prompt, state) in enumerate(zip(prompts, states, strict=True)):

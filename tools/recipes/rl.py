@@ -132,9 +132,11 @@ def _run(
     suite.judged(config.eval_episodes)
     if paths.family is not None:
         run_file(paths.family)
-    policy = load(paths.checkpoint, paths.options, steps=config.flow.steps, solver="euler")
+    policy = load(paths.checkpoint, paths.options, solver="euler")
     check_policy(policy, config)
-    policy = replace(policy, params=jax.tree.map(lambda x: x.astype(np.float32), policy.params))
+    model = policy.model.config.changed(steps=config.flow.steps).build()
+    params = jax.tree.map(lambda x: x.astype(np.float32), policy.params)
+    policy = replace(policy, model=model, params=params)
     config = replace(config, learner=learner_of(config, policy.model))
     content = {
         "model": to_json(policy.model.config),
