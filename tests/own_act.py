@@ -1,7 +1,6 @@
 """A small policy as ACT (arXiv 2304.13705) without its style variable: no language, no flow. A
-residual tower sees the cameras, whose pictures have two sizes, an encoder mixes what they show with
-the state, and a decoder reads a whole chunk from it at once. It has files of its own, and pictures
-of its own."""
+residual tower sees the cameras, an encoder mixes what they show with the state, and a decoder reads
+a whole chunk from it at once. It has files of its own, and pictures of its own."""
 
 import json
 import re
@@ -39,7 +38,7 @@ class Stretched(PictureFit, kind="act-stretched"):
     """Pictures without their aspect."""
 
     def __call__(self, image):
-        return np.asarray(Image.fromarray(image).resize((self.size, self.size), Image.BILINEAR))
+        return np.asarray(Image.fromarray(image).resize(self.shape[::-1], Image.BILINEAR))
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class ActConfig(ModelConfig, family="small-act"):
     heads: int = 4
     cameras: int = 4
     image_size: int = 48
-    wrist_size: int = 32
+    wrist: tuple[int, ...] = ()  # height and width of the pictures of all cameras but the first
     state_dim: int = 8
     action_dim: int = 8
     horizon: int = 8
@@ -59,10 +58,9 @@ class ActConfig(ModelConfig, family="small-act"):
 
     @property
     def pictures(self):
-        """Those of the first camera are larger than those of the others."""
-        sizes = dict.fromkeys((self.image_size, self.wrist_size))
-        sides = {size: -(-size // 2 ** len(self.widths)) for size in sizes}
-        return tuple(ImageSlots(size, size, side**2) for size, side in sides.items())
+        sizes = (self.image_size,) * 2, *([self.wrist] if self.wrist else [])
+        halved = 2 ** len(self.widths)
+        return tuple(ImageSlots(h, w, -(-h // halved) * -(-w // halved)) for h, w in sizes)
 
     quantizable = r"^(encoder|decoder)/.*(up|down)/kernel$"
 
@@ -75,8 +73,9 @@ class ActConfig(ModelConfig, family="small-act"):
 
     def processor(self, robots, tokenizer=None):
         sizes = self.state_dim, self.action_dim, self.horizon
-        others = (Stretched(self.wrist_size),) * (self.cameras - 1)
-        fits = (Stretched(self.image_size), *others)
+        fits = Stretched(self.image_size), Stretched(self.wrist or self.image_size)
+        cameras = max(len(robot.cameras) for robot in robots)
+        fits = tuple(fits[min(i, 1)] for i in range(cameras)) if self.wrist else fits[0]
         return Processor(*sizes, "token", tuple(robots), None, fits)
 
 
@@ -116,18 +115,20 @@ class Modules(nnx.Module):
         self.out = nnx.Linear(width, config.action_dim, rngs=rngs)
 
     def __call__(self, batch):
-        (rows, samples), first, shown = batch.state.shape[:2], 0, []
-        present = image_segments(batch, [x.tokens for x in self.config.pictures]) > 0
-        arrays = (batch.images, *batch.more_images)
-        for images, places in zip(arrays, self.places, strict=True):
-            end = first + images.shape[1]
-            seen = self.see(images, present[:, first:end]) + places[...]
-            seen = seen + self.camera[batch.image_camera[:, first:end]][:, :, None]
-            shown.append(seen.reshape(rows, seen.shape[1] * seen.shape[2], seen.shape[3]))
-            first = end
+        rows, samples = batch.state.shape[:2]
+        owner = image_segments(batch, [x.tokens for x in self.config.pictures])
+        x, begin = [], 0
+        for images, places in zip((batch.images, *batch.more_images), self.places, strict=True):
+            slots = slice(begin, begin := begin + images.shape[1])
+            seen = images.reshape(-1, *images.shape[2:]).astype(jnp.float32) / 127.5 - 1
+            for block in self.tower:
+                seen = block(seen, owner[:, slots].reshape(-1) > 0)
+            seen = self.proj(seen.reshape(*images.shape[:2], -1, seen.shape[-1])) + places[...]
+            seen += self.camera[batch.image_camera[:, slots]][:, :, None]
+            x.append(seen.reshape(rows, -1, self.config.width))
+        x = jnp.concatenate(x, axis=1)
         text = jnp.zeros((*batch.text.shape, self.config.width))
-        x = prefix_tokens(batch, *shown, text, self.state(batch.state))
-        segment = batch.prefix_segment
+        x, segment = prefix_tokens(batch, x, text, self.state(batch.state)), batch.prefix_segment
         seen = through(self.encoder, x, segment, lambda x: x, segment)
         query = jnp.broadcast_to(self.query[...], (rows, samples, *self.query.shape))
         owner = jnp.repeat(jnp.arange(1, samples + 1), self.config.horizon)[None]
@@ -135,12 +136,6 @@ class Modules(nnx.Module):
         x = query.reshape(rows, -1, self.config.width)
         x = through(self.decoder, x, owner, lambda x: seen, segment)
         return self.out(x).reshape(*batch.actions.shape)
-
-    def see(self, images, present):
-        x = images.reshape(-1, *images.shape[2:]).astype(jnp.float32) / 127.5 - 1
-        for block in self.tower:
-            x = block(x, present.reshape(-1))
-        return self.proj(x.reshape(*images.shape[:2], x.shape[1] * x.shape[2], x.shape[3]))
 
 
 def through(layers, x, segment, read, others):

@@ -53,7 +53,8 @@ def read_observation(
         "tokenized_prompt" [t] or [b, t] (with "tokenized_prompt_mask", else zeros at its end are
         padding). A camera that is masked or absent costs nothing.
       cameras: of the embodiment.
-      vocabulary: rows of the model's embedding.
+      vocabulary: rows of the model's embedding; 0 for a model without language, which needs no
+        prompt.
       rows: batch sizes, by name, of what else has a batch axis.
 
     Raises:
@@ -166,6 +167,8 @@ def _one(image: Any, i: int) -> np.ndarray | None:
 
 def _prompts(observation: Mapping[str, Any], vocabulary: int) -> Any:
     """A prompt for all, or a list with one for each: text or token ids."""
+    if not vocabulary and not observation.keys() & {"prompt", "tokenized_prompt"}:
+        return ""
     if ("prompt" in observation) == ("tokenized_prompt" in observation):
         raise ValueError(
             "The observation needs exactly one of 'prompt' (text) and 'tokenized_prompt' (token "

@@ -27,7 +27,8 @@ from tests.helpers.tools.small_run import one_device
 from tools import convert_checkpoint, evaluate, plan, quantize, record, rl, serve, train
 from tools.serving.metrics import Metrics
 
-OWN, SMOL, ACT = (Path(__file__).parents[1] / f"own_{name}.py" for name in ("model", "smol", "act"))
+FOLDER = Path(__file__).parents[1]
+OWN, SMOL, ACT = (FOLDER / f"own_{name}.py" for name in ("model", "smol", "act"))
 SUITES = """
 from sim.environments.device_slots import DeviceSlots
 from sim.suites import Suite

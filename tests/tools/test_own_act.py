@@ -22,6 +22,7 @@ from tools.export.write import write
 
 FILE = Path(__file__).parents[1] / "own_act.py"
 QUIET = Console(quiet=True)
+CAMERAS = "observation.images.front", "observation.images.wrist"
 pytestmark = pytest.mark.slow
 
 
@@ -33,8 +34,8 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def config():
     preset = named_in_file(f"{FILE}:ACT")
-    small = {"image_size": 16, "wrist_size": 8, "horizon": 4, "state_dim": 3, "action_dim": 2}
-    model = replace(preset.model, **small, widths=(4, 8), width=16, heads=2)
+    small = {"image_size": 16, "horizon": 4, "state_dim": 3, "action_dim": 2}
+    model = replace(preset.model, **small, wrist=(8, 16), widths=(4, 8), width=16, heads=2)
     optimizer = replace(SMALL.optimizer, eps=1e-3)  # what precedes a norm has no gradient but noise
     return replace(SMALL, model=model, rows=preset.rows, optimizer=optimizer)
 
@@ -58,12 +59,23 @@ def policy(trained):
 
 def observed(count):
     rng = np.random.default_rng(3)
-    pictures = rng.integers(0, 256, (count, 2, 16, 16, 3), dtype=np.uint8)
-    return pictures, rng.normal(size=(count, 3)).astype(np.float32)
+    return [
+        {
+            "image": {name: rng.integers(0, 256, (24, 20, 3), dtype=np.uint8) for name in CAMERAS},
+            "state": rng.normal(size=3).astype(np.float32),
+        }
+        for _ in range(count)
+    ]
 
 
-def acted(policy, shown):
-    return policy.act(shown, ["" for _ in shown[0]], keys=[(0, i) for i in range(len(shown[0]))])
+def fitted(policy, shown):
+    """Pictures of each camera in its own size."""
+    images, fit = shown["image"], policy.processor.fit
+    return [fit(i)(images[camera]) for i, camera in enumerate(CAMERAS)]
+
+
+def acted(policy, observations):
+    return np.stack([policy.infer(shown)["actions"][0] for shown in observations])
 
 
 def test_eight_devices_learn_and_count_as_one_does(config, data, trained, policy, tmp_path):
@@ -76,25 +88,24 @@ def test_eight_devices_learn_and_count_as_one_does(config, data, trained, policy
     assert policy.params["tower"]["1"]["bn3"]["running"]["batches"] == 8
 
 
-def test_its_pictures_are_those_of_its_own_preparation(policy):
-    front, wrist = policy.processor.pictures[:2]
-    assert (front.kind, front.size, wrist.size) == ("act-stretched", 16, 8)
+def test_each_camera_is_seen_in_its_own_size_and_fit(policy):
+    assert [fit.kind for fit in policy.processor.fits] == ["act-stretched"] * 2
+    assert policy.processor.image_sizes == ((16, 16), (8, 16))
     assert policy.processor.prompts is None
 
 
 def test_outside_of_training_a_sample_is_not_changed_by_what_it_is_packed_with(policy):
-    model, (pictures, states) = policy.model, observed(3)
-    chunk, seen = np.ones((4, 2), np.float32), policy.processor.sample
+    model, chunk = policy.model, np.ones((4, 2), np.float32)
     samples = [
         replace(
-            seen(list(pictures[i]), states[i], np.zeros(0, np.int32)),
+            policy.processor.sample(fitted(policy, shown), shown["state"], np.zeros(0, np.int32)),
             actions=(i + 1) * chunk,
             action_mask=chunk > 0,
         )
-        for i in range(3)
+        for i, shown in enumerate(observed(3))
     ]
-    images = int(count_code(np.array([4, 5])))
-    layout = model.config.layout(prefix=3 * 21, samples=3, images=images, text=4)
+    images = int(count_code(np.array([3, 3])))
+    layout = model.config.layout(prefix=3 * 25, samples=3, images=images, text=4)
     batches = [pack([row], layout) for row in (samples, *([s] for s in samples))]
     acts = [np.asarray(model.sample_actions(policy.params, b, None))[0] for b in batches]
     np.testing.assert_allclose(acts[0], [x[0] for x in acts[1:]], atol=1e-5)
@@ -110,7 +121,7 @@ def test_its_own_files_act_alike_and_training_goes_on_from_them(policy, config, 
     with one_device():
         run(config, data, tmp_path / "tuned", init=tmp_path / "files")
     tuned = load_policy(tmp_path / "tuned")
-    assert tuned.processor.pictures == policy.processor.pictures
+    assert tuned.processor.fits == policy.processor.fits
     assert tuned.params["tower"]["0"]["bn1"]["running"]["batches"] == 16
 
 
@@ -118,14 +129,15 @@ def test_its_own_files_act_alike_and_training_goes_on_from_them(policy, config, 
 def test_its_exported_program_acts_as_it_does(policy, form, tmp_path):
     run_file(FILE)
     write(policy, tmp_path / form, form)
-    pictures, states = observed(3)
+    shown = observed(3)
+    front, wrist = zip(*(fitted(policy, x) for x in shown), strict=True)
     inputs = {
-        "images": pictures[:, :1],
-        "images_2": np.stack([policy.processor.fit(1)(x[1])[None] for x in pictures]),
-        "state": states,
+        "images": np.stack(front)[:, None],
+        "images_2": np.stack(wrist)[:, None],
+        "state": np.stack([x["state"] for x in shown]),
         "noise": np.zeros((3, 4, 2), np.float32),
     }
     assert inputs.keys() == whole(policy).inputs.keys()
     found = ran(tmp_path / form, inputs, (), () if form == "stablehlo" else ("jax",))
-    wanted = acted(policy, (pictures, states))
+    wanted = acted(policy, shown)
     np.testing.assert_allclose(found["actions"], wanted, atol=1e-4 * np.abs(wanted).max())
