@@ -1,15 +1,30 @@
-"""Modules of the families that are built in, imported when first needed. No other file outside a
-family's own folder names it; a user's files are run by `models.files.own_file`."""
+"""Modules of the families that are built in, imported when first needed: each folder of
+models/families is one, and its `__init__.py` says in `CONFIGS` which module of it defines which
+family, and in `PARTS` which define parts of a preparation. A user's files are run by
+`models.files.own_file`."""
 
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+
+_FOLDERS = {
+    found.name: import_module(f"models.families.{found.name}")
+    for found in iter_modules([str(Path(__file__).parents[1] / "families")])
+    if found.ispkg
+}
 CONFIGS = {
-    "pi": "models.families.pi.model",
-    "pi0_fast": "models.families.pi.fast.model",
-    "groot": "models.families.groot.model",
+    family: f"models.families.{name}.{module}"
+    for name, folder in _FOLDERS.items()
+    for family, module in folder.CONFIGS.items()
 }
 """Families, each with the module that defines its config."""
-FORMATS = ("models.families.groot.format", "models.families.pi.format")
+FORMATS = tuple(f"models.families.{name}.format" for name in _FOLDERS)
 """Modules with checkpoints' `FORMATS`, in the order in which they are tried."""
-PARTS = ("models.families.pi.fast.written", "models.families.groot.eagle_turn")
+PARTS = tuple(
+    f"models.families.{name}.{module}"
+    for name, folder in _FOLDERS.items()
+    for module in folder.PARTS
+)
 """Modules that define parts of a preparation."""
-PRESETS = ("models.families.pi.presets", "models.families.groot.presets")
+PRESETS = tuple(f"models.families.{name}.presets" for name in _FOLDERS)
 """Modules with `PRESETS`, see `models.families.presets`."""
