@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,7 +18,6 @@ from typing import Any
 
 import jax
 from jax.experimental import topologies
-from jax.sharding import NamedSharding, PartitionSpec, use_abstract_mesh
 
 from models.attention.target import compiling_for
 from models.inputs.packed_batch import Layout, pack
@@ -184,26 +183,3 @@ def devices(target: str = "h100", topology: str = "1x1x1") -> list[jax.Device]:
             "JAX_PLATFORMS=cpu or JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 before the first array is made."
         ) from error
     return list(found.devices)
-
-
-def compile_for(
-    device: jax.Device,
-    function: Callable[..., Any],
-    *args: Any,
-    options: Mapping[str, Any] | None = None,
-) -> jax.stages.Compiled:
-    """`function` compiled for one device; `args` are trees of arrays or ShapeDtypeStructs.
-
-    `options` are XLA flags without dashes, such as {"xla_gpu_enable_triton_gemm": False}. For
-    several devices, lower a jitted function on ShapeDtypeStructs whose shardings name a mesh of
-    `devices`.
-    """
-    alone = make_mesh(MeshConfig(), [device])
-    place = NamedSharding(alone, PartitionSpec())
-    shapes = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
-        jax.eval_shape(lambda: args),
-    )
-    with use_abstract_mesh(alone.abstract_mesh):
-        lowered = jax.jit(function).lower(*shapes)
-    return lowered.compile(compiler_options=dict(options or {}))

@@ -19,6 +19,7 @@ from tests.helpers.models.attention import (
     outputs_and_gradients,
     positions,
 )
+from tests.helpers.parallel.compiled import compile_for
 
 
 def interpreted(*inputs, causal=False, q_position=None, kv_position=None):
@@ -351,9 +352,7 @@ def test_rows_compile_for_an_h100_without_one(
         return got.out.astype(jnp.float32).sum() + got.lse.sum()
 
     with compiling_for("cuda", 9.0):
-        compiled = deviceless.compile_for(
-            device, jax.grad(loss, (0, 1, 2)), q, k, k, q_segment, segment
-        )
+        compiled = compile_for(device, jax.grad(loss, (0, 1, 2)), q, k, k, q_segment, segment)
     text = compiled.as_text()
     kernels = tuple(text.count(f'{name}"') for name in ("__gpu$xla.gpu.triton", "mosaic_gpu_v2"))
     assert kernels == {"auto": (3, 0), "mosaic": (2, 1)}.get(implementation, (0, 0))
@@ -426,8 +425,8 @@ def test_a_pictures_logits_are_not_in_an_h100s_memory(monkeypatch):
         return attend_fully(*x).astype(jnp.float32).sum()
 
     with compiling_for("cuda", 9.0):
-        text = deviceless.compile_for(device, jax.grad(loss, (0, 1, 2)), q, q, q).as_text()
+        text = compile_for(device, jax.grad(loss, (0, 1, 2)), q, q, q).as_text()
     assert text.count('__gpu$xla.gpu.triton"') == 3
     assert "320,320]" not in text
-    plain = deviceless.compile_for(device, jax.grad(loss, (0, 1, 2)), q, q, q).as_text()
+    plain = compile_for(device, jax.grad(loss, (0, 1, 2)), q, q, q).as_text()
     assert "320,320]" in plain

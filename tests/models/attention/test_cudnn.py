@@ -20,6 +20,7 @@ from models.attention.target import compiling_for
 from tests.helpers.models import cudnn as cudnn_calls
 from tests.helpers.models import transformer_engine
 from tests.helpers.models.attention import assert_near, mixture, outputs_and_gradients
+from tests.helpers.parallel.compiled import compile_for
 
 SAMPLES = 4
 
@@ -245,9 +246,7 @@ def test_it_compiles_for_an_h100_without_one(queries, groups):
         return got.out.astype(jnp.float32).sum() + got.lse.sum()
 
     with compiling_for("cuda", 9.0):
-        compiled = deviceless.compile_for(
-            device, jax.grad(loss, (0, 1, 2)), q, k, k, q_segment, segment
-        )
+        compiled = compile_for(device, jax.grad(loss, (0, 1, 2)), q, k, k, q_segment, segment)
     text = compiled.as_text()
     assert text.count('custom_call_target="__cudnn$fmhaSoftmax"') == 1
     assert text.count('custom_call_target="__cudnn$fmhaSoftmaxBackward"') == 1

@@ -157,10 +157,11 @@ _PROGRAM = """
 import jax, jax.numpy as jnp
 from models.attention.mosaic import forward
 from parallel.planning import deviceless
+from tests.helpers.parallel.compiled import compile_for
 segment = jax.ShapeDtypeStruct((2, 1032), "int32")
 q, k = (jax.ShapeDtypeStruct((2, 1032, n, {dim}), "bfloat16") for n in (8, 1))
 masks = (segment,) * ({causal} and 4 or 2)
-deviceless.compile_for(deviceless.devices()[0], forward, q, k, k, *masks)
+compile_for(deviceless.devices()[0], forward, q, k, k, *masks)
 """
 
 

@@ -17,6 +17,7 @@ from models.layers.layers import Compute
 from models.layers.siglip import Siglip, SiglipConfig
 from models.sharding import shardings
 from parallel.mesh import MeshConfig, make_mesh
+from tests.helpers.parallel.compiled import compile_for
 from tools.recipes.presets import GROOT_TINY, METAWORLD
 
 CONFIG = SiglipConfig(width=16, depth=1, hidden=24, heads=2, patch=6)
@@ -72,7 +73,7 @@ def test_pictures_are_not_laid_innermost_for_an_h100_where_layers_stand_one_afte
         return jax.vjp(lambda p: model.bind(p)(images), params)[1](d_tokens)
 
     with compiling_for("gpu", 9.0):
-        compiled = deviceless.compile_for(
+        compiled = compile_for(
             deviceless.devices()[0],
             gradient,
             jax.eval_shape(model.init, jax.random.key(0)),

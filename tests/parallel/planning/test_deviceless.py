@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from parallel.planning import deviceless
+from tests.helpers.parallel.compiled import compile_for
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -20,7 +21,7 @@ def compiler():
 def test_a_matmul_becomes_a_cublas_call_of_the_h100():
     (device,) = deviceless.devices()
     a = jax.ShapeDtypeStruct((512, 512), jnp.bfloat16)
-    compiled = deviceless.compile_for(
+    compiled = compile_for(
         device, lambda x, y: x @ y, a, a, options={"xla_gpu_enable_triton_gemm": False}
     )
     assert "H100" in device.device_kind

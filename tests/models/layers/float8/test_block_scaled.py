@@ -100,11 +100,12 @@ import jax, jax.numpy as jnp
 from functools import partial
 from models.layers.float8.kernel import block_product
 from parallel.planning import deviceless
+from tests.helpers.parallel.compiled import compile_for
 shapes = [((512, 2048), "float8_e4m3fn"), ((512, 16), "float32")]
 shapes += [((1024, 2048), "float8_e4m3fn"), (({scales}, 16), "float32")]
 arrays = [jax.ShapeDtypeStruct(*shape) for shape in shapes]
 product = partial(block_product, dtype=jnp.bfloat16)
-deviceless.compile_for(deviceless.devices()[0], product, *arrays)
+compile_for(deviceless.devices()[0], product, *arrays)
 """
 
 

@@ -20,6 +20,7 @@ from models.layers.quantized import quantize
 from parallel.planning import deviceless
 from tests.helpers.models.fp8_training import action_error, held_out_loss, train
 from tests.helpers.models.pi_samples import CONFIG, KEY, samples
+from tests.helpers.parallel.compiled import compile_for
 
 STEPS, RATE = 200, 5e-4
 E4M3, E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
@@ -289,7 +290,7 @@ def test_every_block_product_of_a_training_step_is_a_float8_call_on_an_h100(reci
     model = Pi(_with(SMALL, recipe, "bfloat16"))
     layout = SMALL.layout(prefix=64, samples=5, images=8)
     with compiling_for("gpu", 9.0):
-        compiled = deviceless.compile_for(
+        compiled = compile_for(
             deviceless.devices()[0],
             jax.value_and_grad(lambda p, b: model.loss(p, b, KEY)[0]),
             jax.eval_shape(model.init, KEY),
