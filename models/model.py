@@ -136,8 +136,9 @@ class ModelConfig(ABC):
 
     @property
     def pictures(self) -> tuple[ImageSlots, ...]:
-        """Sizes of the pictures that the model reads, each with the prefix places that one fills.
-        The first is that of `PackedBatch.images`, the others of `more_images`."""
+        """Sizes of the pictures that the model reads, in the order of their first cameras, each
+        with the prefix places that one fills. The first is that of `PackedBatch.images`, the others
+        are those of `more_images`."""
         if not self.image_size:
             return ()
         return (ImageSlots(*shape_of(self.image_size), self.tokens_per_image),)
@@ -200,7 +201,7 @@ class ModelConfig(ABC):
         """Raises ValueError, naming the field, unless a processor prepares what this model reads. A
         family adds its own conditions to these, which are equal sizes."""
         sizes = tuple(group.shape for group in self.pictures)
-        if set(processor.image_sizes) != set(sizes):
+        if processor.image_sizes != sizes:
             raise ValueError(
                 f"processor.pictures have sizes {sizes_told(processor.image_sizes)}, but the model "
                 f"reads {sizes_told(sizes)}; a policy's inputs must be prepared as they were in "
@@ -371,6 +372,11 @@ def build_model(config: ModelConfig) -> "Model":
         )
     for size in ("state_dim", "action_dim", "horizon"):
         require(config, size, "every run")
+    if any(size.tokens < 1 for size in config.pictures):
+        raise ValueError(
+            f"{kind.__name__}, the config of family '{name}', has pictures that fill no places; "
+            "say in `tokens_per_image` how many one fills, at least 1."
+        )
     model = config.build()
     if getattr(model, "config", None) != config:
         raise ValueError(

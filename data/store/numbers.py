@@ -2,6 +2,8 @@
 no decoding.
 """
 
+import fcntl
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +16,23 @@ from data.store import tables
 from data.store.checked_tables import CheckedTable
 from data.store.episode_tables import DatasetTables
 from models.inputs.pictures import PictureFit, Size
+
+
+def cached_numbers(dataset: Dataset, cache: Path) -> "Numbers":
+    """The numbers of a dataset's current content, copied to a cache if it lacks them. Processes
+    that ask for them at the same time wait for the one that copies.
+
+    Raises:
+      DatasetError: a column is missing or of another type than declared.
+    """
+    folder = cache / f"{dataset.digest[:16]}-numbers"
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            with tempfile.TemporaryDirectory(dir=cache, prefix=".making-") as scratch:
+                open_numbers(dataset, Path(scratch) / "made").folder.rename(folder)
+    return Numbers(dataset, folder)
 
 
 def open_numbers(dataset: Dataset, folder: Path) -> "Numbers":

@@ -113,6 +113,11 @@ def test_a_family_without_rules_and_groups_trains_on_one_device_and_on_eight(tmp
     [
         ("    horizon: int = 4\n", "", "'least' have no `horizon`, needed for every run; add"),
         ("(frozen=True)\nclass LeastC", "\nclass LeastC", "LeastConfig.* no frozen dataclass"),
+        (
+            "    horizon",
+            "    image_size: int = 8\n    horizon",
+            "LeastConfig.* fill no places",
+        ),
         ("Least(self)", "Least(None)", r"Least, which LeastConfig\.build\(\) returned, has no `c"),
         ("def loss", "def losses", "no `loss`, needed for every run; add it to Least as models"),
         ("def sample_actions", "def act", "have no `sample_actions`, needed for every run"),

@@ -5,7 +5,6 @@ Slow work (the check, the frame store and statistics) is done once per content a
 `store` folder.
 """
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,7 +32,7 @@ from data.mixture.trust import Consent, remembered
 from data.packing.curriculum import largest_weight
 from data.packing.order import PlanSource
 from data.store.direct import open_direct
-from data.store.numbers import open_numbers
+from data.store.numbers import cached_numbers
 from data.store.store import Store, cached_store
 from data.store.tables import numeric_columns
 from data.validation.validate import require_valid
@@ -288,9 +287,7 @@ def _decoded(
     for warning in _checked(config.path, dataset.digest, cache, console):
         console.print(f"warning: {warning}", highlight=False)
     if not form.fits:
-        numbers = cache / f"{dataset.digest[:16]}-numbers"
-        shutil.rmtree(numbers, ignore_errors=True)
-        return open_numbers(dataset, numbers)
+        return cached_numbers(dataset, cache)
     fit, encoding = form.fit(0), run.data.encoding
     own = {name: form.fit(number) for number, name in enumerate(cameras) if name is not None}
     fits = {name: each for name, each in own.items() if each != fit}
