@@ -52,6 +52,7 @@ class CheckpointFormat:
     the policy was trained, for a config to train on: its robots are placeholders, its tokenizer may
     be missing, and nothing is asked. `statistics`: readers of the scales in a folder, by robot, ""
     for one without a name; none where the folder has none. `write` puts a Policy into a new folder.
+    `general`: it recognises files of others too, and is tried last.
     """
 
     name: str
@@ -63,6 +64,7 @@ class CheckpointFormat:
     options: type = NoOptions
     statistics: Callable[[Path], Mapping[str, ReadScales]] = lambda folder: {}
     write: Callable[[Any, Path], None] | None = None
+    general: bool = False
 
     @property
     def asks(self) -> tuple[str, ...]:
@@ -82,8 +84,8 @@ def register(own: CheckpointFormat) -> None:
 
 def formats() -> tuple[CheckpointFormat, ...]:
     """All formats, in the order in which they are tried: the last registered first."""
-    shipped = (known for module in built_in.FORMATS for known in import_module(module).FORMATS)
-    return (*reversed(_own.values()), *shipped)
+    shipped = [known for module in built_in.FORMATS for known in import_module(module).FORMATS]
+    return (*reversed(_own.values()), *sorted(shipped, key=lambda known: known.general))
 
 
 def find_format(path: Path) -> CheckpointFormat | None:

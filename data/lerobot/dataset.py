@@ -27,8 +27,8 @@ from data.lerobot.rows import ParquetRows
 from data.lerobot.task_runs import Prompts, Runs, runs_and_prompts
 from data.lerobot.v21 import MetadataV21
 from data.lerobot.v30 import MetadataV30
-from data.video.pictures import decode, encoded
 from data.video.seek import seek_table
+from data.video.still_images import decode, encoded
 from data.video.video import VideoReader
 
 VERSION = "v3.0"

@@ -18,7 +18,7 @@ from data.columns import BOOKKEEPING, ParquetFile, open_parquet, read_columns, r
 from data.errors import DatasetError
 from data.files.folder import Folder
 from data.lerobot.metadata import Metadata
-from data.video.pictures import given
+from data.video.still_images import given
 
 _BLOCK_ROWS = 1 << 16
 _EPISODE, _FRAME, _TIME = "episode_index", "frame_index", "timestamp"

@@ -1,4 +1,5 @@
-"""Weights of a dataset's samples, from one of its columns or from a JSON file by episode."""
+"""Weights by which a dataset's samples are drawn, from one of its columns or from a JSON file by
+episode."""
 
 import json
 from collections.abc import Callable

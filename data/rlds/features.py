@@ -16,7 +16,7 @@ from jaxtyping import UInt8
 
 from data.errors import short
 from data.files.names import plain_name
-from data.video.pictures import decode_picture
+from data.video.still_images import decode_picture
 
 STEPS = "steps/"
 

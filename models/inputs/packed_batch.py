@@ -146,13 +146,14 @@ class Sample:
     """One observation with the action chunk that followed it, ready to be laid into a row (numpy).
 
     `id` names the draw: every random number used for this sample derives from it, so they do not
-    depend on what else is in the batch. `action_mask` is false for padded dims and steps past the
-    episode's end. `image_at`: for each image, the number of text tokens before it; if empty, the
-    images come before all text. `subtask` and `action_tokens` are for the language model to
-    predict, each from its own first token on. `cameras`: which of its embodiment's cameras each
-    image shows; if empty, the first ones in order. Images are in grey levels, 0 to 255. `past`: for
-    each image, the camera's earlier ones, the newest first; None where there is none. `past_state`
-    likewise.
+    depend on what else is in the batch. `weight`: of its loss, 0 if it could not be read (a
+    mixture's weights decide how often it is drawn). `action_mask` is false for padded dims and
+    steps past the episode's end. `image_at`: for each image, the number of text tokens before it;
+    if empty, the images come before all text. `subtask` and `action_tokens` are for the language
+    model to predict, each from its own first token on. `cameras`: which of its embodiment's cameras
+    each image shows; if empty, the first ones in order. Images are in grey levels, 0 to 255.
+    `past`: for each image, the camera's earlier ones, the newest first; None where there is none.
+    `past_state` likewise.
     """
 
     images: tuple[UInt8[np.ndarray, "_h _w 3"] | Float32[np.ndarray, "_h _w 3"], ...]

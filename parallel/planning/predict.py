@@ -2,8 +2,9 @@
 rented.
 
 A step is a roofline over the products and bytes of its jaxpr, plus the collectives that no compute
-hides, the pipeline's bubble, the update, and the wait for the slowest device. The assumed shares
-are those of `cluster.Chip` and `OVERLAP`.
+hides, the pipeline's bubble, the update, and the wait for the slowest device. What is taken as
+given: `Chip`, `Link` and the jitter of cluster.py, `OVERLAP` and `LEAST_EXPOSED` here, failures in
+reliability.py.
 """
 
 import itertools

@@ -23,8 +23,8 @@ from data.rlds.tf_example import feature_spans, feature_values
 from data.rlds.tfrecord import masked_crc, record_spans
 from data.validation.validate import validate
 from data.video.mp4 import require_index_fits
-from data.video.pictures import decode
 from data.video.seek import seek_table
+from data.video.still_images import decode
 from data.video.video import VideoReader, encode_mp4
 from tests.helpers.data.little_memory import little_memory
 from tests.helpers.data.recording import FRONT

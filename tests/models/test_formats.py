@@ -7,6 +7,7 @@ import pytest
 
 from models import Embodiment, Normalizer, Policy, load_policy
 from models.checkpoints.rename import Rule, Table
+from models.checkpoints.safetensors_format import new_model, write_file
 from models.checkpoints.sources import CheckpointSource
 from models.formats import (
     CheckpointFormat,
@@ -112,6 +113,16 @@ def test_training_goes_on_from_a_users_format_with_its_preparation(known, policy
     begun = trained_preparation(tmp_path / "out", policy.model.config)
     assert derived(begun, policy.model.config, [ROBOT]) == policy.processor
     assert inspect_params(tmp_path / "out").format is FORMAT
+
+
+def test_a_format_that_takes_files_of_others_is_tried_after_those_that_know_theirs(known, tmp_path):
+    order = formats()
+    assert order[0] is FORMAT, "a user's own come first"
+    assert [x.general for x in order] == sorted(x.general for x in order)
+    write_file(new_model(tmp_path), {}, np.dtype(np.float32), {})
+    takers = [x for x in order if x.recognises(tmp_path)]
+    assert [x.name for x in takers] == ["lerobot"]
+    assert takers[0].general
 
 
 def test_an_option_of_another_format_is_refused_by_name(known, policy, tmp_path):

@@ -15,7 +15,7 @@ from data.files.limits import most_values, require_pixels, room_for
 from data.lerobot.importing.clock import SECOND, align
 from data.lerobot.importing.layout import CameraSource, ColumnSource, ImportLayout, TimeUnit
 from data.lerobot.importing.recording import CheckedRecording
-from data.video.pictures import decode_picture
+from data.video.still_images import decode_picture
 
 PICTURES = ("JPEG", "PNG", "WEBP", "BMP")
 """Image encodings that are read."""

@@ -14,7 +14,7 @@ from jaxtyping import UInt8
 from data.errors import short
 from data.files.limits import require_pixels
 from data.lerobot.importing.clock import SECOND
-from data.video.pictures import decode_picture
+from data.video.still_images import decode_picture
 
 _PARTS = ("x", "y", "z", "w")
 """Fields of a point, vector or quaternion, which is read as a whole."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from models.checkpoints.sources import open_orbax
 from models.checkpoints.statistics_file import read_scales
-from models.families.pi import formats, lerobot, openpi
+from models.families.pi import export, lerobot, openpi
 from models.families.pi.conventions import (
     PiOptions,
     lerobot_policy,
@@ -16,7 +16,7 @@ from models.families.pi.conventions import (
     openpi_processor,
 )
 from models.families.pi.fast import checkpoint as pi0_fast
-from models.families.pi.fast import formats as fast_formats
+from models.families.pi.fast import export as fast_export
 from models.families.pi.lerobot_statistics import read_modes
 from models.formats import CheckpointFormat, CheckpointInfo, ReadScales, require_scaling
 from models.inputs.embodiment import Normalizer, Scaling
@@ -83,7 +83,7 @@ def _in_processor(folder: Path, state: Scaling, actions: Scaling) -> tuple[Norma
 
 def _write_openpi(policy: Policy, target: Path) -> None:
     fast = policy.model.config.family == "pi0_fast"
-    (fast_formats if fast else formats).write_openpi(policy, target)
+    (fast_export if fast else export).write_openpi(policy, target)
 
 
 OPENPI = CheckpointFormat(
@@ -106,6 +106,7 @@ LEROBOT = CheckpointFormat(
     lerobot_processor,
     PiOptions,
     _lerobot_statistics,
-    formats.write_lerobot,
+    export.write_lerobot,
+    general=True,
 )
 FORMATS = (LEROBOT, OPENPI)

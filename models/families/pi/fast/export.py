@@ -7,8 +7,8 @@ Anything that openpi would read differently is refused, not dropped.
 from pathlib import Path
 
 from models.families.pi import lora, openpi
+from models.families.pi.export import write_statistics
 from models.families.pi.fast.checkpoint import OPENPI
-from models.families.pi.formats import write_statistics
 from models.inputs.fast import SPECIAL_WORDS
 from models.inputs.tokenizer import SentencePiece
 from models.policy import Policy
