@@ -1,6 +1,7 @@
 """Batches of a mixture: the planned samples, whatever the hosts, workers and threads."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
 import jax
@@ -14,7 +15,9 @@ from data.mixture.frame_filter import FrameFilter
 from data.mixture.relabelled import RelabelledFrames
 from data.packing.packing import fit_layout
 from data.packing.plan import Plan
+from data.store.direct import open_direct
 from data.store.store import build_store
+from data.video.seek import SeekTable
 from models import Embodiment, Normalizer, pack
 from models.families.groot.eagle_turn import EagleTurn
 from models.inputs.action_tokens import ActionTokens
@@ -124,6 +127,7 @@ def choices(part):
 
 
 FAST = Fast.train(np.random.default_rng(0).uniform(-9, 9, (200, HORIZON, 5)), 900)
+VIDEOS = Path(__file__).parents[2] / "fixtures/lerobot/lerobot_h264"
 FITS = picture_fit("antialiased", SIZE), picture_fit("stretched", (SIZE, 12))
 EAGLE = ByteBpe.read(WHOLE / "eagle")
 OPTIONS = {
@@ -224,6 +228,35 @@ def test_a_frame_store_is_read_like_any_other_frames(recorded, tmp_path, encodin
                     store.images(np.array([rows]), camera, [picture])
                 np.testing.assert_array_equal(batch.images[r, 2 * k : 2 * k + 2], pictures)
                 np.testing.assert_array_equal(batch.state[r, k, :4], store.column(STATE, rows))
+
+
+def test_past_pictures_straight_from_videos_are_a_stores_each_decoded_once(tmp_path, monkeypatch):
+    dataset = open_dataset(VIDEOS)
+    cameras = dataset.cameras[:2]
+    robot = Embodiment("arm", ("front", "wrist"), Normalizer.identity(3), Normalizer.identity(2))
+    history = History((("images", (1, 2, 30)), ("state", (1,))))
+    processor = replace(PROCESSOR, embodiments=(robot,), prompts=None, observed=history)
+    made, decoded = [], []
+    decode = SeekTable.decode
+    monkeypatch.setattr(
+        SeekTable,
+        "decode",
+        lambda table, frames: decoded.append((table.path, tuple(frames))) or decode(table, frames),
+    )
+    for frames in (
+        build_store(dataset, tmp_path / "store", SIZE, "raw"),
+        open_direct(dataset, SIZE, tmp_path / "cache", exact=True),
+    ):
+        decoded.clear()
+        feed = Feed(frames, 0, cameras, tuple(range(HORIZON)))
+        plan = Plan([plan_source(feed, processor)], budget_of(processor, 0), ROWS, window=256)
+        made.append(batches(1, processor, plan, [feed], threads=0)[0])
+    assert_equal(*made)
+    (earlier,) = made[0].more_images
+    assert earlier.any()
+    each = [(path, frame) for path, frames in decoded for frame in frames]
+    assert each
+    assert len(set(each)) == len(each)
 
 
 @pytest.mark.parametrize("hosts", [2, 4])
