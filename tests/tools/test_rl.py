@@ -183,9 +183,9 @@ def acted(slots, actor, learner, place):
     slots.begin(0, place.start)
     (outcome,) = slots.poll()
     prompt = slots.spec.wording(outcome.goal, place.start.seed)
-    decisions, steps = [], 0
+    decisions, steps, session = [], 0, actor.session()
     while not outcome.ended:
-        request = actor.prepare(outcome.observation, prompt, key_of(place, steps))
+        request = actor.prepare(outcome.observation, prompt, key_of(place, steps), session)
         ((actions, drawn),) = actor.answer(learner.state.params, [request])
         slots.send(0, actions[: HOST.rollout.replan_steps])
         (outcome,) = slots.poll()
