@@ -22,16 +22,26 @@ Stats = dict[str, np.ndarray]
 """min, max, mean, std, q01, q10, q50, q90, q99 per dimension, and count [1]."""
 
 
-class Frames(Protocol):
+class Fitted(Protocol):
+    """Settings of fitted images: they have the `image_size` and the kind of fit `resize`, but for
+    cameras with another of `fits`."""
+
+    @property
+    def image_size(self) -> Size: ...
+    @property
+    def resize(self) -> str: ...
+    @property
+    def fits(self) -> Mapping[str, PictureFit]: ...
+
+
+class Frames(Fitted, Protocol):
     """Episodes 0..e-1 end to end; a frame's number (its row) counts through all of them.
 
     `prompts` holds the wordings of each task; any of them may be shown. `present` says which
     episodes have which of `cameras` (full LeRobot names). `duplicate_of` is, for each episode, the
     first one with the same states and actions. `stats` holds the statistics of every column over
-    all frames. Images have the `image_size` and the kind of fit `resize`, but for cameras with
-    another of `fits`. `digest` identifies the content. Frames can be pickled, and used from any
-    number of threads. Frames of a dataset with subtasks have subtasks too
-    (`data.dataset.subtasks_of`).
+    all frames. `digest` identifies the content. Frames can be pickled, and used from any number of
+    threads. Frames of a dataset with subtasks have subtasks too (`data.dataset.subtasks_of`).
     """
 
     @property
@@ -40,12 +50,6 @@ class Frames(Protocol):
     def digest(self) -> str: ...
     @property
     def fps(self) -> float: ...
-    @property
-    def image_size(self) -> Size: ...
-    @property
-    def resize(self) -> str: ...
-    @property
-    def fits(self) -> Mapping[str, PictureFit]: ...
     @property
     def cameras(self) -> tuple[str, ...]: ...
     @property
@@ -82,9 +86,9 @@ class Frames(Protocol):
         ...
 
 
-def fit_of(frames: Frames, camera: str) -> PictureFit:
+def fit_of(images: Fitted, camera: str) -> PictureFit:
     """The way in which a camera's images are fitted."""
-    return frames.fits.get(camera) or picture_fit(frames.resize, frames.image_size)
+    return images.fits.get(camera) or picture_fit(images.resize, images.image_size)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """State that a policy needs of one robot between its calls: past observations, the last chunk, and
 the mean of chunks that overlap.
 
-Evaluation, the server and notebooks hold one `RobotSession` for each robot (`Policy.session`), and
-open loop one for each recorded episode. Nothing of it is sent or saved. A policy that looks at one
-moment alone costs its session a few numbers: no observation is kept or copied.
+Evaluation, the server, RL and notebooks hold one `RobotSession` for each robot (`Policy.session`),
+and open loop one for each recorded episode. Nothing of it is sent or saved. A policy that looks at
+one moment alone costs its session a few numbers: no observation is kept or copied.
 """
 
 import math

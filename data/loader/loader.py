@@ -181,8 +181,7 @@ def _image_codes(
     shown: Bool[np.ndarray, "n c"], processor: Processor, feed: Feed
 ) -> Int64[np.ndarray, " n"]:
     """The most images of each group of slots (`ModelConfig.layout`) that a sample needs."""
-    if processor.black_absent or not processor.fits:
-        shown = np.full_like(shown, bool(processor.fits))
+    shown = processor.seen(shown)
     sizes, names = processor.image_sizes, processor.embodiments[feed.embodiment].cameras
     past = bool(processor.observed.pictures)
     counts = np.zeros((len(shown), max(1, len(sizes)) * (1 + past)), np.int64)

@@ -35,11 +35,12 @@ from data.files.folder import Folder, LocalFolder
 from data.files.job import Done, cores, in_threads, run_job
 from data.files.limits import MOST_PIXELS
 from data.files.names import path_within
+from data.frames import fit_of
 from data.lake.ranges import shard_episodes
 from data.store import tables
 from models.config import to_json
 from models.inputs.parts import part_class
-from models.inputs.pictures import PictureFit, Size, in_grey_levels, picture_fit, shape_of
+from models.inputs.pictures import PictureFit, Size, in_grey_levels, shape_of
 
 Encoding = Literal["jpeg", "raw"]
 Progress = Callable[[int, int], None]
@@ -82,10 +83,6 @@ class Settings:
                 f"{most}."
             )
         part_class(PictureFit, self.resize)
-
-    def fit(self, camera: str) -> PictureFit:
-        """The fit of a camera's images."""
-        return self.fits.get(camera) or picture_fit(self.resize, self.image_size)
 
     @property
     def non_defaults(self) -> dict[str, Any]:
@@ -282,7 +279,7 @@ def _write_shard(
             decoding = pool.submit(dataset.frames, part.first + i, camera)
             if waiting is not None:
                 write(*waiting)
-            frames, fit = decoding.result(), settings.fit(camera)
+            frames, fit = decoding.result(), fit_of(settings, camera)
             if fit.border and frames.shape[1:3] != picture_shape(dataset.features[camera]):
                 raise DatasetError(
                     str(dataset.root),
@@ -365,7 +362,7 @@ def _describe(
             raise DatasetError(
                 folder.path(part.manifest), "file", "is damaged; delete it and convert again."
             ) from None
-    bordered = (camera for camera in dataset.cameras if settings.fit(camera).border)
+    bordered = (camera for camera in dataset.cameras if fit_of(settings, camera).border)
     sources = {camera: picture_shape(dataset.features[camera]) for camera in bordered}
     description = {
         "format": FORMAT,

@@ -129,7 +129,7 @@ class Direct(DatasetTables):
         if absent.any():
             raise ValueError(f"{self.name}: episode {episode[absent][0]} has no '{camera}'.")
         read = self._read_stored if self._is_stored(camera) else self._read_videos
-        read(camera, episode, rows - self.starts[episode], out)
+        read(camera, fit_of(self, camera), episode, rows - self.starts[episode], out)
 
     def __reduce__(self) -> tuple[Any, ...]:
         fit = self.resize, self.exact, self.fits
@@ -141,6 +141,7 @@ class Direct(DatasetTables):
     def _read_videos(
         self,
         camera: str,
+        fit: PictureFit,
         episode: Int64[np.ndarray, " n"],
         step: Int64[np.ndarray, " n"],
         out: Sequence[Shaped[np.ndarray, "h w 3"]],
@@ -154,11 +155,12 @@ class Direct(DatasetTables):
             starts, numbers = (np.array(values) for values in zip(*places, strict=True))
             table = seek_table(path, self.seek)
             frames = table.at(starts, step[numbers], self.fps)
-            self._fill(camera, table, frames, [out[k] for k in numbers.tolist()])
+            self._fill(fit, table, frames, [out[k] for k in numbers.tolist()])
 
     def _read_stored(
         self,
         camera: str,
+        fit: PictureFit,
         episode: Int64[np.ndarray, " n"],
         step: Int64[np.ndarray, " n"],
         out: Sequence[Shaped[np.ndarray, "h w 3"]],
@@ -167,7 +169,7 @@ class Direct(DatasetTables):
         for i, k, square in zip(episode.tolist(), step.tolist(), out, strict=True):
             frame = np.searchsorted(table.pts, [self.starts[i] + k])
             try:
-                self._fill(camera, table, frame, [square])
+                self._fill(fit, table, frame, [square])
             except DatasetError:
                 raise DatasetError(
                     self.dataset.root,
@@ -178,7 +180,7 @@ class Direct(DatasetTables):
 
     def _fill(
         self,
-        camera: str,
+        fit: PictureFit,
         table: SeekTable,
         frames: Int64[np.ndarray, " n"],
         out: Sequence[Shaped[np.ndarray, "h w 3"]],
@@ -187,7 +189,6 @@ class Direct(DatasetTables):
         squares = defaultdict(list)
         for frame, square in zip(frames.tolist(), out, strict=True):
             squares[frame].append(square)
-        fit = fit_of(self, camera)
         fast = isinstance(fit, Antialiased) and not self.exact
         for frame, picture in table.decode(sorted(squares)):
             first, *others = squares[frame]

@@ -98,17 +98,18 @@ class Store(EpisodeTables):
         """
         rows = np.asarray(rows)
         shard, record = self._locate(rows, camera)
+        fit = fit_of(self, camera)
         for number in np.unique(shard).tolist():
             here = np.flatnonzero(shard == number)
             file = convert.shard_file(self.key, number, camera, self.encoding)
-            shape = fit_of(self, camera).shape
-            read = self._read_jpegs if self.encoding == "jpeg" else partial(self._read_raw, shape)
+            jpeg = self.encoding == "jpeg"
+            read = self._read_jpegs if jpeg else partial(self._read_raw, fit.shape)
             read(file, record[here].tolist(), rows[here].tolist(), [out[i] for i in here.tolist()])
         if camera in self.sources:
-            (height, width), border = self.sources[camera], fit_of(self, camera).border
+            height, width = self.sources[camera]
             for square in out:
                 if square.dtype != np.uint8:
-                    set_border(square, border, (height, width))
+                    set_border(square, fit.border, (height, width))
 
     def __reduce__(self) -> tuple[Callable[[str, str], "Store"], tuple[str, str]]:
         return _reopened, (self.path, self.files)

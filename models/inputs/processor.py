@@ -156,6 +156,12 @@ class Processor:
         """The way in which a camera's pictures are fitted, by its number."""
         return self.fits[camera if len(self.fits) > 1 else 0]
 
+    def seen(self, shown: Bool[np.ndarray, "n c"]) -> Bool[np.ndarray, "n c"]:
+        """Cameras of which the model sees a picture, from those that have one."""
+        if self.black_absent or not self.fits:
+            return np.full_like(shown, bool(self.fits))
+        return shown
+
     @property
     def image_sizes(self) -> tuple[tuple[int, int], ...]:
         """Heights and widths of the pictures that the model sees, each once."""
@@ -227,8 +233,7 @@ class Processor:
             is longer than `text_limit`, or FAST cannot spell the actions.
         """
         padded, chunks, masks = self.numbers(state, actions, valid, embodiment=embodiment)
-        if self.black_absent or not self.fits:
-            shown = np.full_like(shown, bool(self.fits))
+        shown = self.seen(shown)
         counts, dims = shown.sum(axis=1).tolist(), len(self.embodiments[embodiment].state.offset)
         read = [
             self._text(prompt, one, dims, pictures)
@@ -395,7 +400,7 @@ class Processor:
     def _check_past(
         self, past: Mapping[str, Sequence[np.ndarray | None]], robot: Embodiment
     ) -> None:
-        wanted = self.observed.columns(robot.cameras)
+        wanted = self.observed.columns(robot.cameras) if past else {}
         for name, values in past.items():
             if len(values) != len(wanted.get(name, ())):
                 raise ValueError(
