@@ -36,7 +36,7 @@ def test_a_policy_of_one_moment_keeps_no_observation(observed):
 
 
 def test_a_session_changes_not_a_bit_and_no_program_of_a_policy_of_one_moment():
-    policy = tiny_policy().varied()
+    policy = replace(tiny_policy())
     session = policy.session(5)
     for request, key in enumerate(KEYS[:2]):
         assert session.key == (5, request)
