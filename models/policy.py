@@ -380,8 +380,7 @@ class Policy:
             )
         robot = self._robot
         shown = (len(robot.cameras) if cameras is None else cameras) if processor.fits else 0
-        black = (np.zeros((*processor.fit(i).shape, 3), np.uint8) for i in range(shown))
-        images = [*black, *[None] * (len(robot.cameras) - shown)]
+        images = [processor.blank(i) if i < shown else None for i in range(len(robot.cameras))]
         state = np.zeros(len(robot.state.offset), np.float32)
         longest = text or processor.text_limit
         lengths = {self._text(n) for n in range(min(longest, 1), longest + 1)}

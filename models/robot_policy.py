@@ -300,8 +300,7 @@ class RobotPolicy:
     def _table(self) -> PackedBatch:
         """A row for each wording, with blank pictures."""
         processor, config = self.processor, self.policy.model.config
-        black = np.zeros((*processor.fit(0).shape, 3), np.uint8)
-        pictures = [None if at is None else black for at in self.cameras]
+        pictures = [None if at is None else processor.blank(i) for i, at in enumerate(self.cameras)]
         images = sum(at is not None for at in self.cameras)
         still = np.zeros(self._dims[0], np.float32)
         samples = [

@@ -47,7 +47,7 @@ class Pictures(NamedTuple):
             arrays["image_past"][at, slot] = np.where(self.past < 0, -1, past)
             arrays["image_age"][at, slot] = self.age
         every = [arrays["images"], *arrays["more_images"]]
-        first = np.cumsum([0, *(group.number for group in layout.groups)])[self.group]
+        first = np.cumsum([0, *layout.slots])[self.group]
         places = zip(self.group.tolist(), at.tolist(), (slot - first).tolist(), strict=True)
         return [every[group][i, j] for group, i, j in places]
 

@@ -110,18 +110,18 @@ def fit_layout(
     groups = layout.groups
     shown = counts_of(images, len(groups))
     totals, most, fewest = shown.sum(axis=0), shown.max(axis=0), shown.min(axis=0)
-    tokens = np.array([group.tokens for group in groups])
+    tokens = layout.slot_tokens
     seen = np.array([groups[layout.group_of(group.shape)].tokens for group in groups])
     visual = int(totals @ seen)
     places = int(totals @ tokens) + int(text.sum()) + layout.state_tokens * len(images)
 
     def wasted(tried: Layout, rows: float) -> float:
-        return 1 - (places + visual) / rows / (tried.prefix + int(_slots(tried) @ seen))
+        return 1 - (places + visual) / rows / (tried.prefix + int(tried.slots @ seen))
 
     def needed(tried: Layout) -> float:
         budgets = (
             (places, tried.prefix),
-            *zip(totals, _slots(tried), strict=True),
+            *zip(totals, tried.slots, strict=True),
             (text.sum(), tried.text),
             (len(images), tried.samples),
         )
@@ -157,10 +157,6 @@ def fit_layout(
         if waste < least:
             best, least = tried, waste
     return best
-
-
-def _slots(layout: Layout) -> Int64[np.ndarray, " groups"]:
-    return np.array([group.number for group in layout.groups])
 
 
 def _with_slots(layout: Layout, slots: Int64[np.ndarray, " groups"]) -> Layout:

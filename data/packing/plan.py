@@ -128,7 +128,7 @@ class Plan:
 
     def _repr_html_(self) -> str:
         lay, first = self.layout, self.fill(range(1))
-        slots = sum(group.number for group in lay.groups)
+        slots = int(lay.slots.sum())
         facts = {
             "rows of a batch": f"{self.rows_per_step} of {lay.prefix} prefix places",
             "filled": f"{first.prefix:.1%} in the first batch, {first.samples:.1f} samples a row",
@@ -211,7 +211,7 @@ class Plan:
         room = rows * (lay.prefix or lay.samples)
         return Fill(
             prefix=(prefix if lay.prefix else samples) / room,
-            images=images / max(rows * sum(group.number for group in groups), 1),
+            images=images / max(rows * int(lay.slots.sum()), 1),
             text=text / (rows * max(lay.text, 1)),
             samples=samples / rows,
         )
@@ -296,7 +296,7 @@ def _check(source: PlanSource, layout: Layout) -> None:
         needed = counts_of(source.images[worst], len(groups)).tolist()
         raise ValueError(
             f"Source '{source.name}', episode {runs.episode[worst]}: a sample needs "
-            f"{_sum(needed)} images places, but a row has {_sum(g.number for g in groups)}; raise "
+            f"{_sum(needed)} images places, but a row has {_sum(layout.slots)}; raise "
             "layout.images."
         )
     for what, needed, available in (

@@ -81,16 +81,26 @@ class Layout:
         first = ImageSlots(*shape_of(self.image_size), self.tokens_per_image, self.images)
         return first, *self.more
 
+    @cached_property
+    def slots(self) -> Int64[np.ndarray, " groups"]:
+        """Image slots of a row, group by group."""
+        return np.array([group.number for group in self.groups])
+
+    @cached_property
+    def slot_tokens(self) -> Int64[np.ndarray, " groups"]:
+        """Prefix places that an image fills, group by group."""
+        return np.array([group.tokens for group in self.groups])
+
     @property
     def image_places(self) -> int:
         """Prefix tokens of all image slots, which `prefix_source` numbers before those of text."""
-        return sum(group.number * group.tokens for group in self.groups)
+        return int(self.slots @ self.slot_tokens)
 
     def prefix_length(self, images: IntOrArray, text: IntOrArray) -> IntOrArray:
         """Prefix places taken by a sample with that many images and text tokens."""
         if self.more:
-            tokens = np.array([group.tokens for group in self.groups])
-            return counts_of(images, len(tokens)) @ tokens + text + self.state_tokens
+            counts = counts_of(images, len(self.groups))
+            return counts @ self.slot_tokens + text + self.state_tokens
         return images * self.tokens_per_image + text + self.state_tokens
 
     def group_of(self, shape: tuple[int, ...], past: bool = False) -> int:
@@ -112,8 +122,7 @@ class Layout:
     def holds(self, images: IntOrArray) -> Any:
         """True, for a number or each of an array, if a row has slots for that many images."""
         if self.more:
-            room = np.array([group.number for group in self.groups])
-            return (counts_of(images, len(room)) <= room).all(-1)
+            return (counts_of(images, len(self.groups)) <= self.slots).all(-1)
         return images <= self.images
 
 
@@ -288,7 +297,7 @@ def lay_out(
         by_group, ranks = np.stack([x.sum(axis=1) for x in of]), [x.cumsum(axis=1) - 1 for x in of]
     else:
         of, by_group, ranks = [has], images[None], [number]
-    lengths = np.array([g.tokens for g in groups]) @ by_group + words + lay.state_tokens
+    lengths = lay.slot_tokens @ by_group + words + lay.state_tokens
     ones = np.ones_like(words)
     before, whole = _in_rows(np.stack([ones, words, lengths, *by_group]), counts)
     slot, first_word = before[:2]
@@ -343,7 +352,7 @@ def pack(rows: Sequence[Sequence[Sample]], layout: Layout) -> PackedBatch:
     dtype = np.result_type(np.uint8, *kinds)
     filled = [array.astype(dtype) for array in (arrays["images"], *arrays["more_images"])]
     arrays["images"], arrays["more_images"] = filled[0], tuple(filled[1:])
-    firsts = np.cumsum([0, *(each.number for each in layout.groups)])
+    firsts = np.cumsum([0, *layout.slots])
     for sample, pictures, i, j, at in zip(
         samples, shown, *(p.tolist() for p in places), strict=True
     ):
@@ -477,7 +486,7 @@ def _shown(sample: Sample, lay: Layout) -> list[_Shown]:
 
 def _blank(rows: int, lay: Layout, pictures: Sequence[np.ndarray] | None) -> dict[str, Any]:
     places, slots, groups = (rows, lay.prefix), (rows, lay.samples), lay.groups
-    chunks, images = (*slots, lay.horizon, lay.action_dim), sum(g.number for g in groups)
+    chunks, images = (*slots, lay.horizon, lay.action_dim), int(lay.slots.sum())
     if pictures is None:
         pictures = [np.zeros((rows, g.number, *g.shape, 3), np.uint8) for g in groups]
     past: dict[str, Any] = {}

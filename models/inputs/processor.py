@@ -156,6 +156,10 @@ class Processor:
         """The way in which a camera's pictures are fitted, by its number."""
         return self.fits[camera if len(self.fits) > 1 else 0]
 
+    def blank(self, camera: int) -> UInt8[np.ndarray, "_h _w 3"]:
+        """A black picture of the size that the model reads of a camera, where no picture is."""
+        return np.zeros((*self.fit(camera).shape, 3), np.uint8)
+
     def seen(self, shown: Bool[np.ndarray, "n c"]) -> Bool[np.ndarray, "n c"]:
         """Cameras of which the model sees a picture, from those that have one."""
         if self.black_absent or not self.fits:

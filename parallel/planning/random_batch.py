@@ -3,7 +3,15 @@
 import numpy as np
 from jaxtyping import UInt8
 
-from models.inputs.packed_batch import ImageSlots, PackedBatch, Sample, count_code, pack
+from models.inputs.packed_batch import (
+    ImageSlots,
+    PackedBatch,
+    Sample,
+    count_code,
+    counts_of,
+    most_images,
+    pack,
+)
 from models.model import ModelConfig
 
 _CAMERAS, _PROMPT = 2, 32
@@ -33,14 +41,14 @@ def random_batch(config: ModelConfig, rows: int, samples: int) -> PackedBatch:
             past_state=tuple(rng.normal(size=(len(config.observed.state), config.state_dim))),
         )
 
-    counts = [_CAMERAS] * len(sizes) + [_CAMERAS * past] * (len(sizes) if past else 0)
-    images = int(count_code(np.array(counts or [0])))
-    one = config.layout(prefix=0, samples=1, images=images).prefix_length(images, prompt)
+    ids = np.arange(rows * samples).reshape(rows, samples)
+    packed = [[sample(int(i)) for i in row] for row in ids]
+    empty = config.layout(prefix=0, samples=1, images=0)
+    one = most_images(packed[0], empty)
     layout = config.layout(
-        prefix=samples * one,
+        prefix=samples * empty.prefix_length(one, prompt),
         samples=samples,
-        images=int(count_code(samples * np.array(counts or [0]))),
+        images=int(count_code(samples * counts_of(one, len(empty.groups)))),
         text=samples * prompt,
     )
-    ids = np.arange(rows * samples).reshape(rows, samples)
-    return pack([[sample(int(i)) for i in row] for row in ids], layout)
+    return pack(packed, layout)

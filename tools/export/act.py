@@ -202,12 +202,11 @@ class Act:
     def _of(self, length: int) -> Sample:
         processor, robot = self.processor, self.robot
         at = self._image_at
-        blank = [
-            np.zeros((*processor.fit(i).shape, 3), np.uint8) for i in range(len(robot.cameras))
-        ]
-        shown = zip(blank, robot.cameras, strict=True)
         sample = processor.sample(
-            [picture if camera in self.cameras else None for picture, camera in shown],
+            [
+                processor.blank(i) if camera in self.cameras else None
+                for i, camera in enumerate(robot.cameras)
+            ],
             np.zeros(len(robot.state.offset), np.float32),
             np.zeros(max(length, *at, 1), np.int32) if at else np.zeros(length, np.int32),
             embodiment=self.policy.embodiment,
