@@ -1,7 +1,8 @@
 """Numbered frames that training reads, with their columns, images and prompts.
 
 A frame store and a dataset read directly from its mp4 files are both `Frames`, so plan, split and
-loader treat them alike. A `Feed` says how one of them is read in a mixture.
+loader treat them alike. A `Feed` says how one of them is read in a mixture, and
+`fit_of` how the pictures of one of its cameras are resized.
 """
 
 from collections.abc import Callable, Mapping, Sequence

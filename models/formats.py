@@ -3,7 +3,9 @@
 
 A `CheckpointFormat` says how files are recognised, what they tell of the model, how its policy
 prepares and acts, and how one is written. A family's formats live in its own folder and are
-imported when a checkpoint is not ours; a user's file adds one with `register`.
+imported when a checkpoint is not ours; a user's file adds one with `register`, which is tried
+before them. Safetensors that none of these recognises go to the `general` one, LeRobot's π0, which
+refuses other types of policy by name.
 """
 
 from collections.abc import Callable, Iterable, Mapping

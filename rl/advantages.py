@@ -1,5 +1,6 @@
 """Advantages of an episode's decisions: GAE, group-relative returns and V-trace, on whole
-trajectories (numpy, f64), by name or from a user's file; and GAE of unrolls on a device.
+trajectories (numpy, f64); and GAE of unrolls on a device. `--objective.advantage` chooses one by
+name or from a user's file (`Advantage`).
 
 A decision is a chunk: its reward is the sum of its steps' rewards, and the discount applies per
 chunk. An episode that ran out of time would continue, so the value head's estimate for its last

@@ -1,4 +1,6 @@
-"""Settings of an RL run, besides the initial policy and the suite's own."""
+"""Settings of an RL run, besides the initial policy and the suite's own. Its objective and
+advantage are set in objectives.py, and its rewards are named in rewards.py.
+"""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -2,7 +2,8 @@
 pictures, words and state, and an action expert that reads it, beside past states and pictures.
 
 Its preparation is its own, in the manner of SmolVLA (arXiv 2506.01844): prompts end with a new
-line, and pictures stand in the lower right corner of a black one. So is its format of checkpoints.
+line, and pictures stand in the lower right corner of a black one. Its
+checkpoints are a format of its own too, `smol.npz`; it reads no file of LeRobot's SmolVLA.
 """
 
 import json

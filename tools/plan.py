@@ -33,7 +33,7 @@ from models.model import ModelConfig, QuantizedTrainable, build_model, require, 
 from parallel.mesh import MeshConfig
 from parallel.optimizer import OptimizerConfig
 from parallel.planning.cluster import Cluster, make_cluster, read_cluster
-from parallel.planning.cost import seconds
+from parallel.planning.communication import seconds
 from parallel.planning.deviceless import CompiledStep, compile_step, devices
 from parallel.planning.explain import Explanation
 from parallel.planning.explain import explain as explained

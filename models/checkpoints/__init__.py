@@ -1,1 +1,1 @@
-"""Checkpoints of other codes, in and out: openpi, LeRobot's ports of it, and GR00T-N1.5."""
+"""Files of checkpoints, ours and other codes': found, read, renamed, verified and written."""

@@ -19,7 +19,7 @@ CONFIGS = {
 }
 """Families, each with the module that defines its config."""
 FORMATS = tuple(f"models.families.{name}.format" for name in _FOLDERS)
-"""Modules with checkpoints' `FORMATS`, in the order in which they are tried."""
+"""Modules with checkpoints' `FORMATS`; `models.formats` says in which order they are tried."""
 PARTS = tuple(
     f"models.families.{name}.{module}"
     for name, folder in _FOLDERS.items()

@@ -3,7 +3,8 @@ back to the robot's units.
 
 A policy that is trained with one form of prompts, scaling of states or fit of pictures and run with
 another fails without an error. So there is one road: `Processor.columns` prepares many samples for
-the loader, and `Processor.sample` is `columns` of one with its pictures. A run that starts from a
+the loader, and `Processor.sample` is `columns` of one with its pictures; a camera's `fit` is what
+a store was converted with or what decoding applies (`data.frames.fit_of`). A run that starts from a
 policy derives its processor from that policy's. A processor is JSON and is stored in the
 checkpoint.
 """

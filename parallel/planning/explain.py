@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Literal, cast
 
 from parallel.planning.cluster import Chip, Cluster
-from parallel.planning.cost import Collective, Kind, busy
+from parallel.planning.communication import Collective, Kind, busy
 from parallel.planning.hlo import (
     KINDS,
     CompiledCollective,

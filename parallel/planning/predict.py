@@ -3,8 +3,8 @@ rented.
 
 A step is a roofline over the products and bytes of its jaxpr, plus the collectives that no compute
 hides, the pipeline's bubble, the update, and the wait for the slowest device. What is taken as
-given: `Chip`, `Link` and the jitter of cluster.py, `OVERLAP` and `LEAST_EXPOSED` here, failures in
-reliability.py.
+given: `Chip`, `Link`, nodes and jitter in cluster.py, `OVERLAP` and `LEAST_EXPOSED` here, failures
+and the times of a save and a restart in reliability.py, and a sample's sizes in tools/plan.py.
 """
 
 import itertools
@@ -28,7 +28,7 @@ from models.sharding import ROWS, Rules, axes_of
 from parallel.mesh import AXES
 from parallel.optimizer import OptimizerConfig, select
 from parallel.planning.cluster import Chip, Cluster
-from parallel.planning.cost import Collective, Sizes, StepShape, busy, collectives
+from parallel.planning.communication import Collective, Sizes, StepShape, busy, collectives
 from parallel.planning.flops import CallCost, gradient_work, own_work
 from parallel.step import Trainable, TrainState, abstract_state
 

@@ -253,7 +253,8 @@ def read_config(path: Path) -> LerobotConfig:
     if kind not in ("pi0", "pi05", "pi0_fast"):
         raise ValueError(
             f"{file} describes a policy of type {str(kind)[:80]!r}, expected 'pi0', 'pi05' or "
-            f"'pi0_fast'."
+            "'pi0_fast'; to read another, name a file that registers its CheckpointFormat with "
+            "--family (docs/own_model.md)."
         )
     if not horizons:
         raise ValueError(f"{file} has neither chunk_size nor action_horizon; add one.")

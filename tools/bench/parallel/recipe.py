@@ -18,7 +18,7 @@ from rich.table import Table
 from models.files.terminal import Console
 from parallel.mesh import AXES
 from parallel.planning.cluster import make_cluster
-from parallel.planning.cost import Collective, busy
+from parallel.planning.communication import Collective, busy
 from parallel.planning.predict import LEAST_EXPOSED, OVERLAP, profiler, search, slowest
 from tools.plan import Machines, PlannedRun, describe, make_task
 

@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from models.model import Stack
 from parallel.mesh import AXES
 from parallel.planning.cluster import CHIPS, Chip, make_cluster, read_cluster
-from parallel.planning.cost import (
+from parallel.planning.communication import (
     Collective,
     StepShape,
     busy,

@@ -2,7 +2,8 @@
 
 Bytes follow from the parameters' shardings and the sizes of the layer stacks. Seconds follow from
 an alpha-beta model of rings (Thakur et al. 2005) as NCCL builds them: one ring through each member
-of a node, so that traffic to the next node leaves by all their NICs at once.
+of a node, so that traffic to the next node leaves by all their NICs at once. Bandwidths and
+latencies are given in cluster.py.
 """
 
 import math
