@@ -93,7 +93,7 @@ smoke: $(SMOKE)/installed
 	$(MAKE) -j 2 smoke-demo smoke-tests
 
 smoke-demo: $(SMOKE)/installed
-	$(SMOKE)/bin/python -m tools.demo --task reach --episodes 64 --steps 120 --evaluations 8 \
+	$(SMOKE)/bin/python -m tools.demo --task reach --episodes 64 --train-steps 120 --evaluations 8 \
 	  --out runs/smoke-$(VERSION)
 
 smoke-tests: $(SMOKE)/installed

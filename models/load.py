@@ -52,7 +52,7 @@ def load_policy(
     *,
     dtype: str | None = None,
     mesh: Mesh | None = None,
-    steps: int | None = None,
+    euler_steps: int | None = None,
     solver: Solver | None = None,
     cameras: Mapping[str, str] | None = None,
     tokenizer: Path | str | None = None,
@@ -70,7 +70,7 @@ def load_policy(
       dtype: of the parameters in memory, such as "bfloat16"; as saved (ours) or float32 if None.
         Activations use it too if it is given.
       mesh: shards the parameters over it; if None, they go to the first device.
-      steps: steps of the sampler, written into the model's config; the config's own if None.
+      euler_steps: steps of the sampler, written into the model's config; the config's own if None.
       solver: solver of the sampler, likewise: "euler" or "ab2" (docs/results/solver.md).
       cameras: the robot's names of cameras, each mapped to the model's; the model's other cameras
         keep their names and may be absent.
@@ -89,15 +89,15 @@ def load_policy(
     Raises:
       FileNotFoundError: there is no checkpoint at `path`.
       ValueError: the checkpoint is of another kind or of an unknown family, is incomplete, or holds
-        NaN (every difference is listed); `steps` is less than one; `solver` does not exist, or the
-        family has none; the family computes in one dtype only; an option is unknown; neither the
-        files, the folder's name nor the options say how the policy acts (every open question is
+        NaN (every difference is listed); `euler_steps` is less than one; `solver` does not exist,
+        or the family has none; the family computes in one dtype only; an option is unknown; neither
+        the files, the folder's name nor the options say how the policy acts (every open question is
         listed); or `apart` is given with a mesh.
     """
     if apart and mesh is not None:
         raise ValueError("Layers are kept apart on one device only; leave out `apart` or `mesh`.")
-    if steps is not None and steps < 1:
-        raise ValueError(f"steps is {steps}; the sampler needs at least one step.")
+    if euler_steps is not None and euler_steps < 1:
+        raise ValueError(f"euler_steps is {euler_steps}; the sampler needs at least one step.")
     path = local(path)
     found = inspect_checkpoint(path, cameras=cameras, robot=robot, **options)
     config, processor = found.config, found.processor
@@ -110,8 +110,13 @@ def load_policy(
     computed = dtype or (config.compute.dtype if found.source is None else "float32")
     if computed != config.compute.dtype:
         config = config.computing(dtype=computed)
-    if steps is not None:
-        config = config.changed(steps=steps)
+    if euler_steps is not None:
+        if not config.euler_steps:
+            raise ValueError(
+                f"euler_steps is {euler_steps}, but {config.family} has no flow sampler; leave it "
+                "out."
+            )
+        config = config.changed(euler_steps=euler_steps)
     if solver not in (None, config.solver):
         config = config.changed(solver=solver)
     model = build_model(config)

@@ -68,7 +68,7 @@ class ModelConfig(ABC):
     - `observed`: past observations that it reads; a `RobotSession` keeps them in acting.
 
     - `vocabulary`: of token ids; 0, the model reads no language.
-    - `steps`: those of its sampler.
+    - `euler_steps`: steps of its sampler, with any solver.
     - `state_input`: spelt in the prompt ("text"), a place of the prefix ("token"), read beside it
       from `PackedBatch.state` ("suffix"), or not at all ("none").
     - `embodiments`: how many it tells apart; None, any number.
@@ -110,7 +110,7 @@ class ModelConfig(ABC):
     image_size: Size = 0
     observed: History = NOW
     vocabulary: int = 0
-    steps: int = 0
+    euler_steps: int = 0
     state_input: StateInput = "none"
     embodiments: int | None = None
     chunks: int = 1
@@ -280,7 +280,6 @@ class Model(Protocol):
         params: Params,
         batch: PackedBatch,
         noise: Float[Array, "r k h a"],
-        steps: int = ...,
         guidance: Guidance | Given | None = None,
     ) -> Float[Array, "r k h a"]:
         """Normalised action chunks from unit noise. `guidance` pulls them towards given actions or,

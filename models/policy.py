@@ -40,12 +40,12 @@ from models.session import RobotSession
 @dataclass(frozen=True)
 class Policy:
     """A policy that is ready to act. `model`: a `models.model.Model`; `loss` needs a FlowModel.
-    `steps`: those of the sampler, always the model's own. `embodiment`: index into the processor's
-    embodiments. `sizes`: ascending batch sizes (numbers of rows) that are computed; other batches
-    are padded to the next size, or split by the last. `shortest`: least number of places for a
-    text; each doubling of it, up to the longest text, has its own compiled program. `chunking`: how
-    a chunk continues the one before; if None, as the model was trained to, or guided if it was not.
-    `guidance`: bound on the pull, see `realtime_chunking.guided`.
+    `euler_steps`: those of the sampler, always the model's own. `embodiment`: index into the
+    processor's embodiments. `sizes`: ascending batch sizes (numbers of rows) that are computed;
+    other batches are padded to the next size, or split by the last. `shortest`: least number of
+    places for a text; each doubling of it, up to the longest text, has its own compiled program.
+    `chunking`: how a chunk continues the one before; if None, as the model was trained to, or
+    guided if it was not. `guidance`: bound on the pull, see `realtime_chunking.guided`.
 
     Some checkpoints, such as GR00T's released base model, come without a processor; such a policy
     takes the model's own inputs.
@@ -78,7 +78,7 @@ class Policy:
                 "with --model.rtc-max-delay."
             )
         if self.chunking == "guided":
-            flow.check_guided(self.model.config.solver, self.steps, self.guidance)
+            flow.check_guided(self.model.config.solver, self.euler_steps, self.guidance)
 
     def __repr__(self) -> str:
         robot = None if self.processor is None else self.processor.embodiments[self.embodiment].name
@@ -89,7 +89,7 @@ class Policy:
         facts = {
             "size": self._size,
             "chunk": f"{config.horizon} steps of up to {config.action_dim} dims",
-            "sampler": f"{self.steps} {config.solver.capitalize()} steps",
+            "sampler": f"{self.euler_steps} {config.solver.capitalize()} steps",
         }
         if self.processor is not None:
             robot = self.processor.embodiments[self.embodiment]
@@ -102,8 +102,8 @@ class Policy:
         return html.card(f"Policy of family {config.family!r}", facts)
 
     @property
-    def steps(self) -> int:
-        return self.model.config.steps
+    def euler_steps(self) -> int:
+        return self.model.config.euler_steps
 
     @property
     def continues(self) -> Chunking:

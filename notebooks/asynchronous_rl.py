@@ -55,7 +55,7 @@ with Progress(console=console) as progress:
         lambda done, total: progress.update(bar, completed=done),
     )
 preset = load_preset("tiny")
-trainer = replace(preset.trainer, steps=STEPS, eval_every=STEPS, save_every=STEPS)
+trainer = replace(preset.trainer, train_steps=STEPS, eval_every=STEPS, save_every=STEPS)
 optimizer = replace(preset.optimizer, warmup_steps=STEPS // 6)
 preset = replace(preset, trainer=trainer, optimizer=optimizer)
 copied = training.run(training.Paths(str(out / "dataset"), out / "copied"), preset, console)
@@ -77,7 +77,7 @@ rollout = replace(
     config.rollout, suite="tabletop-reach", groups=GROUPS, group=GROUP, slots=SLOTS, staleness=1
 )
 config = replace(
-    config, rollout=rollout, steps=RL_STEPS, eval_every=max(1, RL_STEPS // 3),
+    config, rollout=rollout, learner_steps=RL_STEPS, eval_every=max(1, RL_STEPS // 3),
     eval_episodes=STARTS, save_every=RL_STEPS,
 )  # fmt: skip
 result = rl.run(rl.RlPaths(out / "copied", out / "improved"), config, console)
@@ -113,7 +113,7 @@ timelines = {}
 for staleness in (0, 1, 2):
     folder = out / f"staleness-{staleness}"
     compared = replace(
-        config, rollout=replace(rollout, staleness=staleness), steps=COMPARED,
+        config, rollout=replace(rollout, staleness=staleness), learner_steps=COMPARED,
         eval_every=COMPARED, eval_episodes=1, save_every=COMPARED,
     )  # fmt: skip
     rl.run(rl.RlPaths(out / "copied", folder), compared, console)

@@ -109,7 +109,9 @@ config = replace(
     preset,
     model=model,
     rows=RowsConfig(number=8, samples=4),
-    trainer=replace(preset.trainer, steps=STEPS, eval_every=max(1, STEPS // 4), save_every=STEPS),
+    trainer=replace(
+        preset.trainer, train_steps=STEPS, eval_every=max(1, STEPS // 4), save_every=STEPS
+    ),
     optimizer=replace(preset.optimizer, warmup_steps=STEPS // 6),
 )
 paths = training.Paths(str(out / "robot"), out / "run", init=checkpoint, tokenizer=tokenizer)

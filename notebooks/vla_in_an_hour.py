@@ -155,7 +155,9 @@ plt.show()
 # demonstrator executed. A run is one folder. You can stop a run and resume it exactly.
 
 # %%
-trainer = replace(preset.trainer, steps=STEPS, eval_every=max(1, STEPS // 4), save_every=STEPS)
+trainer = replace(
+    preset.trainer, train_steps=STEPS, eval_every=max(1, STEPS // 4), save_every=STEPS
+)
 optimizer = replace(preset.optimizer, warmup_steps=STEPS // 6)
 preset = replace(preset, trainer=trainer, optimizer=optimizer)
 training.run(training.Paths(str(out / "dataset"), out / "run"), preset, console)

@@ -57,7 +57,7 @@ class TrainerConfig:
     (`on_bad_step`). `profile` "A:B" traces steps A to B - 1, counted from 0, into the run's folder.
     """
 
-    steps: int = 1000
+    train_steps: int = 1000
     log_every: int = 10
     save_every: int = 1000
     keep: int = 3
@@ -129,7 +129,7 @@ class Loop:
                     writer,
                     shell.console,
                     start,
-                    config.steps,
+                    config.train_steps,
                     config.log_every,
                     self.mesh,
                     spikes,
@@ -138,20 +138,20 @@ class Loop:
                     self._speed,
                 )
             )
-            wanted = traced_steps(config.profile, config.steps, "trainer.profile")
+            wanted = traced_steps(config.profile, config.train_steps, "trainer.profile")
             trace = stack.enter_context(
                 StepTrace(wanted, shell.run.directory, start, shell.console, shell.failure)
             )
             if self.pending_evaluation == start:
                 self._evaluate(start, state, log)
             begin, bad, item = time.perf_counter(), None, None
-            if start < config.steps and not self.stopped and not self.verdict:
+            if start < config.train_steps and not self.stopped and not self.verdict:
                 item = self._next(source, done)
             if item is not None and self._compiled is None:
                 self._compile(state, item[0], seed)
             self.stopped = self.stopped or any_host(shell.stop.number)
             try:
-                while done < config.steps and not self.stopped and not self.verdict:
+                while done < config.train_steps and not self.stopped and not self.verdict:
                     if trace.turns(done) and not self._turn(trace, log):
                         break
                     if done > start:
@@ -211,8 +211,8 @@ class Loop:
             return None
         except StopIteration:
             raise ValueError(
-                f"The data ended after {done} of {self.config.steps} steps; expected a batch per "
-                f"step."
+                f"The data ended after {done} of {self.config.train_steps} steps; expected a batch "
+                "per step."
             ) from None
         except Exception as error:
             if not self.shell.stop.should_stop():

@@ -72,7 +72,7 @@ def train(
     hooks: Sequence[Hook[TrainState]] = (),
     track: Sequence[str] = (),
 ) -> TrainResult:
-    """Trains to `config.steps`, and saves along the way, at the end and when told to stop.
+    """Trains to `config.train_steps`, and saves along the way, at the end and when told to stop.
 
     `batches(step, position)` yields, from that step on, this host's rows (numpy) and values to log
     for them, at least `samples` (of all hosts). Its `position` is the result of `position(step)`
@@ -87,7 +87,7 @@ def train(
 
     Raises:
       ValueError: a setting makes no sense; the run's checkpoint is of another model or has more
-        steps than `config.steps`; parameters, rules, rows and mesh do not fit; a step is bad
+        steps than `config.train_steps`; parameters, rules, rows and mesh do not fit; a step is bad
         (BadStep).
       FileNotFoundError: all of the run's checkpoints are damaged.
       OSError: a save failed; or the logs could not be written (the last step is then saved); or the
@@ -120,7 +120,7 @@ def train(
         evaluations = Evaluations(config.keep_best or HELD_OUT_LOSS, config.patience)
     best = {} if evaluations is None else evaluations.finite
     keep = Retention(config.keep, config.keep_every, best)
-    with in_shell(run, config.steps, keep, console, hooks=hooks, track=track) as shell:
+    with in_shell(run, config.train_steps, keep, console, hooks=hooks, track=track) as shell:
         saved = shell.newest()
         done = saved or 0
         verdict = ""
@@ -130,9 +130,9 @@ def train(
         state, record = begin(saved)
         pending = record is not None and "owed" in record and not made_late(run.directory, done)
         pending = pending and bool(shell.due(done))
-        if (done >= config.steps or verdict) and not pending:
+        if (done >= config.train_steps or verdict) and not pending:
             shell.finish(done)
-            _say_early(verdict if done < config.steps else "", done, shell)
+            _say_early(verdict if done < config.train_steps else "", done, shell)
             return TrainResult(state, done, finished=True)
         shell.begin()
         loop = Loop(
@@ -169,7 +169,7 @@ def train(
             state, record = begin(saved)
             bad_steps = record["bad_steps"] if record else None
             record = at_data(position(resumed_at), resumed_at - done, bad_steps)
-        ended = done == config.steps or bool(loop.verdict)
+        ended = done == config.train_steps or bool(loop.verdict)
         ended = ended and loop.pending_evaluation != done
         unlogged = loop.stopped is not None and loop.stopped[1] == UNLOGGED
         shell.end(done, ended, unlogged)
@@ -211,7 +211,7 @@ def check_start(rows: int, mesh: Mesh, config: TrainerConfig, optimizer: Optimiz
       ValueError: as `train` would.
     """
     _check(config)
-    traced_steps(config.profile, config.steps, "trainer.profile")
+    traced_steps(config.profile, config.train_steps, "trainer.profile")
     check_rows(rows, mesh, config.accumulation)
     make_schedule(_until_the_end(optimizer, config))
     check_judged(config.keep_best, config.patience, config.eval_every, config.save_every)
@@ -220,7 +220,7 @@ def check_start(rows: int, mesh: Mesh, config: TrainerConfig, optimizer: Optimiz
 def _check(config: TrainerConfig) -> None:
     """Raises ValueError, with the field to change, for a setting that no run could use."""
     least = {
-        "steps": 1,
+        "train_steps": 1,
         "log_every": 1,
         "save_every": 0,
         "keep": 1,
@@ -245,4 +245,4 @@ def _check(config: TrainerConfig) -> None:
 
 def _until_the_end(optimizer: OptimizerConfig, config: TrainerConfig) -> OptimizerConfig:
     whole = optimizer.decay_steps is None
-    return replace(optimizer, decay_steps=config.steps) if whole else optimizer
+    return replace(optimizer, decay_steps=config.train_steps) if whole else optimizer

@@ -22,23 +22,24 @@ class FlowConfig:
     `noise`: "sde" keeps the marginals of the flow (Flow-GRPO, arXiv 2505.05470), "cps" preserves
     the interpolant's coefficients, and "learned" takes its width from a head of the action expert
     (ReinFlow, arXiv 2505.22094), between the standard deviations `least` and `most`. `level` is the
-    `a` of "sde" and "cps". `steps`: number of denoising steps. `random`: the steps with noise,
-    either "one", drawn separately for each chunk (the others are plain Euler steps), or "all".
+    `a` of "sde" and "cps". `euler_steps`: number of denoising steps. `random`: the steps with
+    noise, either "one", drawn separately for each chunk (the others are plain Euler steps), or
+    "all".
     """
 
     noise: Literal["sde", "cps", "learned"] = "sde"
     level: float = 0.5
-    steps: int = 4
+    euler_steps: int = 4
     random: Literal["one", "all"] = "one"
     least: float = 0.08
     most: float = 0.16
 
     def __post_init__(self) -> None:
         fewest = 2 if self.noise == "cps" else 1
-        if self.steps < fewest:
+        if self.euler_steps < fewest:
             raise ValueError(
-                f"flow.steps is {self.steps}; '{self.noise}' needs at least {fewest}, as the last "
-                f"step of 'cps' adds no noise."
+                f"flow.euler_steps is {self.euler_steps}; '{self.noise}' needs at least {fewest}, "
+                "as the last step of 'cps' adds no noise."
             )
         if not 0 <= self.level < math.inf or (self.noise == "cps" and self.level > 1):
             raise ValueError(
@@ -169,7 +170,7 @@ class RlConfig:
     and, with `keep_best` "success", the one that succeeded most often from held-out starts.
     """
 
-    steps: int = 100
+    learner_steps: int = 100
     seed: int = 0
     placement: Literal["colocated", "host", "disaggregated"] = "host"
     flow: FlowConfig = field(default_factory=FlowConfig)
@@ -188,9 +189,9 @@ class RlConfig:
     """A:B traces steps A to B - 1, counted from 0, into the run's folder."""
 
     def __post_init__(self) -> None:
-        at_least(self, "", steps=1, seed=0, eval_every=0, eval_episodes=1, save_every=0)
+        at_least(self, "", learner_steps=1, seed=0, eval_every=0, eval_episodes=1, save_every=0)
         at_least(self, "", keep=1, keep_every=0)
-        traced_steps(self.profile, self.steps, "profile")
+        traced_steps(self.profile, self.learner_steps, "profile")
         rollout, spread, own = self.rollout, self.disaggregated, self.colocated
         if self.flow.level == 0 and self.flow.noise != "learned":
             raise ValueError(

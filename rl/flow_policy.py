@@ -74,7 +74,7 @@ def draw(
         after = jnp.where(chosen, mean + std * unit, euler)
         return after, (x, after, _Step(euler, mean, std))
 
-    actions, chain = jax.lax.scan(step, flow.noise(keys, shape), jnp.arange(config.steps))
+    actions, chain = jax.lax.scan(step, flow.noise(keys, shape), jnp.arange(config.euler_steps))
     before, after, taken = jax.tree.map(lambda x: _gather(x, at), chain)
     density = _log_density(after, taken.mean, taken.std).sum(1)
     return SampledChunk(actions, before, after, at, density, _value(params, field, batch))
@@ -127,7 +127,7 @@ def schedule(config: FlowConfig) -> tuple[Float[np.ndarray, " k"], Float[np.ndar
     the 1 − t of the next step is used. "cps": c = t'·(1 − cos(π·level/2)), s = t'·sin(π·level/2)
     for a step to t'. For "learned", c is 0, and s comes from the head (here 0).
     """
-    steps = config.steps
+    steps = config.euler_steps
     k = np.arange(steps)
     if config.noise == "sde":
         variance = config.level**2 * np.where(k > 0, (steps - k) / np.maximum(k, 1) / steps, 1)
@@ -143,7 +143,7 @@ def schedule(config: FlowConfig) -> tuple[Float[np.ndarray, " k"], Float[np.ndar
 def random_steps(config: FlowConfig) -> int:
     """Number of denoising steps, counted from the first, that can be random: the last step of "cps"
     has no noise."""
-    return config.steps - (config.noise == "cps")
+    return config.euler_steps - (config.noise == "cps")
 
 
 class _Step(NamedTuple):
@@ -162,10 +162,10 @@ def _step(
     config: FlowConfig,
 ) -> _Step:
     drift, std = (jnp.asarray(z)[at][..., None, None] for z in schedule(config))
-    time = jnp.asarray(flow.times(config.steps))[at]
+    time = jnp.asarray(flow.times(config.euler_steps))[at]
     predicted = field(x[:, None], time[:, None])
     velocity = predicted.velocity[:, 0]
-    euler = x - velocity * np.float32(1 / config.steps)
+    euler = x - velocity * np.float32(1 / config.euler_steps)
     mean = euler - drift * (x + (1 - time[..., None, None]) * velocity)
     if config.noise == "learned":
         wide = jnp.tanh(_apply(params["noise"], predicted.features[:, 0]))

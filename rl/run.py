@@ -78,7 +78,7 @@ def improve(
     hooks: Sequence[Hook[Params]] = (),
     track: Sequence[str] = (),
 ) -> RlResult:
-    """Makes `config.steps` steps, saving on the way, at the end and when told to stop.
+    """Makes `config.learner_steps` steps, saving on the way, at the end and when told to stop.
 
     `keep` selects the checkpoints that stay; by default, as the config says, but without a best.
     `hooks` get the policy's parameters, and must copy them and return. Those with `ends` are called
@@ -90,12 +90,12 @@ def improve(
 
     Raises:
       ValueError: the run's checkpoint is of another run, was learned in another environment or has
-        more steps than `config.steps`.
+        more steps than `config.learner_steps`.
       FileNotFoundError: all of its checkpoints are damaged.
       OSError: as `advance`.
     """
     keep = keep or Retention(config.keep, config.keep_every)
-    with in_shell(run, config.steps, keep, console, hooks=hooks, track=track) as shell:
+    with in_shell(run, config.learner_steps, keep, console, hooks=hooks, track=track) as shell:
         done = shell.newest() or 0
         with build() as place:
             if shell.saved is not None:
@@ -105,7 +105,7 @@ def improve(
             for hook in hooks:
                 if done == 0 and hook.ends and hook.every:
                     hook.call(0, place.state()["ema"], shell.stop.should_stop)
-            result = advance(place, shell, config, config.steps)
+            result = advance(place, shell, config, config.learner_steps)
             console.print(shell.ledger.account.report(), soft_wrap=True, highlight=False)
             return result
 
@@ -153,7 +153,7 @@ def advance(
         shell.end(done, finished=True)
         return RlResult(place.state()["ema"], done, finished=True)
     directory, ledger = shell.run.directory, shell.ledger
-    wanted = traced_steps(config.profile, config.steps, "profile")
+    wanted = traced_steps(config.profile, config.learner_steps, "profile")
     ledger.begin(done)
     with ExitStack() as stack:
         metrics = stack.enter_context(MetricsWriter(directory, done, shell.trackers))

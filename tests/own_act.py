@@ -91,7 +91,7 @@ class Act:
         error = jnp.abs(self._modules.bind(params)(batch) - batch.actions)
         return jnp.sum(error * weight), jnp.sum(weight)
 
-    def sample_actions(self, params, batch, noise, steps=0, guidance=None):
+    def sample_actions(self, params, batch, noise, guidance=None):
         return self._modules.bind(params)(batch)
 
     @cached_property

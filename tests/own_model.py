@@ -36,7 +36,7 @@ class SightConfig(ModelConfig, family="sight"):
     action_dim: int = 8
     horizon: int = 8
     chunks: int = 3
-    steps: int = 10
+    euler_steps: int = 10
     compute: Compute = field(default_factory=lambda: Compute(dtype="float32"))
 
     tokens_per_image = property(lambda self: self.vision.tokens(self.image_size))
@@ -71,8 +71,8 @@ class Sight:
         weight = batch.action_mask * batch.weight[..., None, None]
         return jnp.sum(error.mean(2) * weight), jnp.sum(weight)
 
-    def sample_actions(self, params, batch, noise, steps=10, guidance=None):
-        return flow.sample(self.field(params, batch), noise, steps, guidance)
+    def sample_actions(self, params, batch, noise, guidance=None):
+        return flow.sample(self.field(params, batch), noise, self.config.euler_steps, guidance)
 
     def observe(self, params, batch):
         return self._modules.bind(params).observe(batch)

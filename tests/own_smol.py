@@ -71,7 +71,7 @@ class SmolConfig(ModelConfig, family="smol"):
     action_dim: int = 8
     horizon: int = 8
     memory: tuple[int, ...] = (1, 2, 3)
-    steps: int = 10
+    euler_steps: int = 10
     compute: Compute = field(default_factory=lambda: Compute(dtype="float32"))
 
     state_input = "token"
@@ -110,8 +110,8 @@ class Smol:
         weight = batch.action_mask * batch.weight[..., None, None]
         return jnp.sum(error[:, :, 0] * weight), jnp.sum(weight)
 
-    def sample_actions(self, params, batch, noise, steps=10, guidance=None):
-        return flow.sample(self.field(params, batch), noise, steps, guidance)
+    def sample_actions(self, params, batch, noise, guidance=None):
+        return flow.sample(self.field(params, batch), noise, self.config.euler_steps, guidance)
 
     def observe(self, params, batch):
         return self._modules.bind(params).observe(batch)

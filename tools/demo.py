@@ -8,6 +8,7 @@ Each stage is also a separate command; the demo only runs them in order and time
 
 import json
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from parallel.trainer import check_start
 from sim.report.report import write_report
 from sim.suites import load_suite
 from tools.command_line.ending import in_a_line
+from tools.command_line.options import current_options
 from tools.recipes import training
 from tools.recipes.conditions import BESIDE, conditions, evaluate_all
 from tools.recipes.evaluation import report_of
@@ -45,7 +47,7 @@ class DemoConfig:
     """Output folder; replaced if an earlier demo made it."""
     episodes: int | None = None
     """Number of demonstrations; default: the task's own."""
-    steps: int | None = None
+    train_steps: int | None = None
     """Number of training steps; default: the task's own."""
     evaluations: int = 256
     """Held-out starts per condition."""
@@ -72,12 +74,12 @@ def _run(config: DemoConfig, console: Console) -> dict[str, object]:
 
     usual = _SCALE[config.task]
     episodes = usual[0] if config.episodes is None else config.episodes
-    steps = usual[1] if config.steps is None else config.steps
+    steps = usual[1] if config.train_steps is None else config.train_steps
     dataset = config.out / "dataset"
     preset = load_preset("tiny")
     half = max(1, steps // 2)
     trainer = replace(
-        preset.trainer, steps=steps, eval_every=half, save_every=half, seed=config.seed
+        preset.trainer, train_steps=steps, eval_every=half, save_every=half, seed=config.seed
     )
     preset = replace(preset, trainer=trainer)
     _check(config, preset, episodes)
@@ -160,7 +162,12 @@ def _make_room(config: DemoConfig) -> None:
 
 def main() -> None:
     """Command line."""
-    config = tyro.cli(DemoConfig, prog="python -m tools.demo", description=__doc__)
+    config = tyro.cli(
+        DemoConfig,
+        args=current_options(sys.argv[1:], DemoConfig),
+        prog="python -m tools.demo",
+        description=__doc__,
+    )
     with in_a_line(
         "The demo cannot be resumed, even if a line above mentions --resume; run it again from "
         "the start.",

@@ -3,7 +3,7 @@
     python -m tools.rl --checkpoint runs/mine --preset tabletop-ppo --out runs/mine-rl
     python -m tools.rl --checkpoint runs/mine --preset tabletop-grpo --out runs/mine-rl --resume
     python -m tools.rl --checkpoint runs/mine --preset metaworld-grpo --out runs/mine-rl \\
-        --rollout.tasks push-v3 --steps 200
+        --rollout.tasks push-v3 --learner-steps 200
     python -m tools.rl --checkpoint runs/mine --preset tabletop-ppo --out runs/mine-rl \\
         --population 4 --turn 25
 

@@ -4,7 +4,7 @@ held-out episodes.
     python -m tools.train --data PATH --preset tiny
     python -m tools.train --data MIXTURE.json --preset tiny
     python -m tools.train --data PATH --preset tiny --out runs/mine --resume
-    python -m tools.train --data PATH --preset tiny --out runs/mine --trainer.steps 200
+    python -m tools.train --data PATH --preset tiny --out runs/mine --trainer.train-steps 200
     python -m tools.train --data PATH --preset pi05 --init checkpoints/pi05_base \\
         --tokenizer paligemma_tokenizer.model
 

@@ -37,7 +37,7 @@ SMALL: Settings = {
         "warmup_steps": 100,
         "ema_decay": 0.98,
     },
-    "trainer": {"steps": 3000, "save_every": 500, "eval_every": 500},
+    "trainer": {"train_steps": 3000, "save_every": 500, "eval_every": 500},
 }
 """Settings of models that learn from pixels on two CPU cores in minutes."""
 
@@ -53,7 +53,7 @@ RELEASED: Settings = {
         "saturation": 0.5,
     },
     "optimizer": {"learning_rate": 2.5e-5, "weight_decay": 1e-10, "warmup_steps": 1000},
-    "trainer": {"steps": 30_000, "eval_every": 1000},
+    "trainer": {"train_steps": 30_000, "eval_every": 1000},
 }
 """Settings to fine-tune released models."""
 

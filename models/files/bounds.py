@@ -36,13 +36,14 @@ def check_sizes(where: str, config: object, *names: str, most: int = LARGEST_SIZ
         check_size(f"{where}.{name}", getattr(config, name), most)
 
 
-def check_reading(config: Any) -> None:
-    """Raises ValueError unless the sizes of what a model reads, draws and acts by are sane."""
+def check_reading(config: Any, steps: str = "euler_steps") -> None:
+    """Raises ValueError unless the sizes of what a model reads, draws and acts by are sane; `steps`
+    names the field with the steps in which it acts."""
     check_size("model.image_size", config.image_size, LARGEST_IMAGE)
     check_size("model.vocabulary", config.vocabulary, LARGEST_VOCABULARY)
     check_sizes("model", config, "state_dim", "action_dim", most=LARGEST_DIMS)
     check_size("model.horizon", config.horizon, LARGEST_HORIZON)
-    check_sizes("model", config, "chunks", "steps", most=LARGEST_DRAWS)
+    check_sizes("model", config, "chunks", steps, most=LARGEST_DRAWS)
 
 
 def check_least(least: Mapping[str, tuple[float, float]]) -> None:

@@ -56,7 +56,7 @@ class Colocated:
         check_named(config)
         self._env, self._model, self._config = env, policy.model, config
         self._envs = PolicyEnvs(env, policy, config)
-        updates = config.steps * config.learner.epochs * config.learner.minibatches
+        updates = config.learner_steps * config.learner.epochs * config.learner.minibatches
         optimizer = config.learner.optimizer
         self._optimizer = replace(optimizer, decay_steps=optimizer.decay_steps or updates)
         self._transformation = make_optimizer(self._optimizer)

@@ -127,14 +127,14 @@ class HostConfig:
     """Length of a `HostSystem`'s run, and its levels of asynchrony.
 
     `rollout`: its `tickets`, `group`, `staleness`, `replan_steps`, `reward` and `deadline` count;
-    without the second level of asynchrony, `staleness` is 0. `steps`: updates that the policy has
-    had at the end. `values`: the policy has a value head. `each`: first level, no slot waits for
-    another. `stream`: third level, the learner gets tickets as they complete, and not once all
-    have.
+    without the second level of asynchrony, `staleness` is 0. `learner_steps`: updates that the
+    policy has had at the end. `values`: the policy has a value head. `each`: first level, no slot
+    waits for another. `stream`: third level, the learner gets tickets as they complete, and not
+    once all have.
     """
 
     rollout: RolloutConfig
-    steps: int
+    learner_steps: int
     values: bool = False
     each: bool = True
     stream: bool = True
@@ -149,8 +149,8 @@ def run_host(
     timeline: SpanLog | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Learns until the policy has had `config.steps` updates, starting from the version that the
-    system's weights hold.
+    """Learns until the policy has had `config.learner_steps` updates, starting from the version
+    that the system's weights hold.
 
     JAX settings that apply to one thread (a mesh, a default device) do not reach the threads that
     this function starts. The slots can be used again afterwards, but they are closed if it fails.
@@ -237,7 +237,7 @@ class _Host:
             tickets=rollout.groups,
             group=rollout.group,
             staleness=rollout.staleness,
-            steps=config.steps,
+            steps=config.learner_steps,
             **state["admission"],
         )
         self.trajectories = TrajectoryBuffer(
@@ -257,7 +257,7 @@ class _Host:
     def learn(self, on_step: Callable[[StepResult], None]) -> None:
         """Makes all steps that are left."""
         ended = time.monotonic()
-        for step in range(self._system.weights.version, self._config.steps):
+        for step in range(self._system.weights.version, self._config.learner_steps):
             tally = _Tally(step, self._config.rollout.staleness)
             metrics = self._learn_step(tally)
             begun, ended = ended, time.monotonic()

@@ -119,7 +119,7 @@ class OnHost:
         self._config, self._slots, self._elsewhere = config, slots, elsewhere
         self.environment = describe(elsewhere.spec if elsewhere else slots[0].spec, suite)
         self._acting_on = acting
-        self._optimizer = optimizer_of(config.learner, config.steps)
+        self._optimizer = optimizer_of(config.learner, config.learner_steps)
         self._values = advantage_of(config.objective).values
         key = jax.random.fold_in(jax.random.key(config.seed), 1)
         params = flow_policy.init(model, policy.params, key, config.flow, value=self._values)

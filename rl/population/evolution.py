@@ -79,9 +79,9 @@ def evolve(
     evaluate: Evaluate,
     rebuild: Callable[[], None] = lambda: None,
 ) -> PopulationResult:
-    """Lets every member make `config.steps` steps. RUN/checkpoints holds the checkpoint of the best
-    member after the last whole generation (and that of the best generation, with `keep_best`), and
-    RUN/population.jsonl holds the generations.
+    """Lets every member make `config.learner_steps` steps. RUN/checkpoints holds the checkpoint of
+    the best member after the last whole generation (and that of the best generation, with
+    `keep_best`), and RUN/population.jsonl holds the generations.
 
     A member's placement is kept between its turns; that of a member that copies another is rebuilt.
     With a mirror, each member has its own in MIRROR/members/K.
@@ -99,8 +99,8 @@ def evolve(
 
     Raises:
       ValueError: the population makes no sense, the folder holds one and is not resumed, it has
-        made more than `config.steps` steps or was made in another environment, or another run is at
-        work in a member's folder (InUse).
+        made more than `config.learner_steps` steps or was made in another environment, or another
+        run is at work in a member's folder (InUse).
       FileNotFoundError: a member's checkpoints are missing.
       OSError: a save failed, logs could not be written, or a checkpoint did not arrive in the
         mirror.
@@ -110,7 +110,7 @@ def evolve(
     with ExitStack() as stack:
         best: dict[int, float] = {}
         keep = Retention(1, best=best)
-        shell = stack.enter_context(in_shell(run, config.steps, keep, console))
+        shell = stack.enter_context(in_shell(run, config.learner_steps, keep, console))
         if run.folder.resume:
             set_damaged_generations_aside(run.directory, console)
         generations = read_generations(run.directory)
@@ -120,7 +120,7 @@ def evolve(
                 f"generations; continue with --resume or name another directory."
             )
         if generations:
-            check_steps_made(run.directory, generations[-1].step, config.steps)
+            check_steps_made(run.directory, generations[-1].step, config.learner_steps)
         members = []
         for k in range(count):
             path, mirror = run.directory / "members" / str(k), run.folder.mirror
@@ -137,12 +137,12 @@ def evolve(
                 generations.append(first_generation(config, population, begun_with))
                 write_generations(run.directory, generations)
             console.print(_said(generations), soft_wrap=True)
-            while generations[-1].step < config.steps:
+            while generations[-1].step < config.learner_steps:
                 last = generations[-1]
                 best |= _scores(config, generations)
                 if last.step:
                     _settle(shell, members, last)
-                until = min(last.step + turn_of(population, config), config.steps)
+                until = min(last.step + turn_of(population, config), config.learner_steps)
                 success: list[float | None] = []
                 for member, tuned in zip(members, last.hyperparameters, strict=True):
                     scores = _scores(config, generations, member.number)
@@ -203,7 +203,7 @@ class _Member:
         if not built:
             self.drop()
         run = replace(self.run, config={**self.run.config, "rl": to_json(config)})
-        with in_shell(run, config.steps, keep, console, stop=outer.stop) as shell:
+        with in_shell(run, config.learner_steps, keep, console, stop=outer.stop) as shell:
             shell.saved = self._done if built else checkpoint.newest_good(shell.folder, console)
             success = None
             try:

@@ -144,7 +144,7 @@ def next_generation(
             f"learner.optimizer.learning_rate or --turn and start over in another folder."
         )
     count, tuned = len(success), list(last.hyperparameters)
-    if step >= config.steps:
+    if step >= config.learner_steps:
         return Generation(step, tuple(success), tuple(range(count)), tuple(tuned))
     quarter = max(1, count // 4)
     best = [member for member in order[:quarter] if success[member] is not None]
@@ -242,7 +242,7 @@ def _scaled(name: str, value: float, factor: float) -> float:
 
 def _check(config: RlConfig) -> None:
     """Raises ValueError for numbers that a run would refuse."""
-    make_schedule(optimizer_of(config.learner, config.steps))
+    make_schedule(optimizer_of(config.learner, config.learner_steps))
 
 
 def _check_tuned(name: str, config: RlConfig) -> None:

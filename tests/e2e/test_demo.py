@@ -12,7 +12,7 @@ from parallel.monitor.metrics import read_metrics
 from tests.e2e.shipped import command
 from tools import demo
 
-SHRUNK = ("--episodes", "1024", "--steps", "1200", "--evaluations", "64")
+SHRUNK = ("--episodes", "1024", "--train-steps", "1200", "--evaluations", "64")
 
 
 @pytest.fixture(scope="module")

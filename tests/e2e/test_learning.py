@@ -12,7 +12,7 @@ METAWORLD = ROOT.parent / "shared/data/metaworld_v30"
 def test_actions_on_held_out_metaworld_episodes_are_far_better_than_their_mean(tmp_path):
     if not METAWORLD.exists():
         pytest.skip("the Meta-World recording is not beside this checkout (../shared/data)")
-    steps = ("--trainer.steps", "250", "--trainer.eval-every", "250")
+    steps = ("--trainer.train-steps", "250", "--trainer.eval-every", "250")
     command("tools.train", "--data", str(METAWORLD), "--out", str(tmp_path / "run"), *steps)
     (row,) = (row for row in read_metrics(tmp_path / "run") if "val_action_mse" in row)
     assert row["val_action_mse"] < 0.5 * row["val_mean_action_mse"]

@@ -43,7 +43,7 @@ def test_quantised_policies_act_alike(kind, tmp_path):
 
 def test_groot_acts_alike(tmp_path):
     stacked, given = recorded_groot(tmp_path / "groot")
-    apart = load_policy(tmp_path / "groot", steps=1, apart=True)
+    apart = load_policy(tmp_path / "groot", euler_steps=1, apart=True)
     assert isinstance(apart.params["dit"]["cross_blocks"]["up"]["kernel"], Apart)
     close(apart.infer(given)["actions"], stacked.infer(given)["actions"], 1e-6)
 

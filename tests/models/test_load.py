@@ -161,7 +161,7 @@ def test_a_checkpoint_of_other_dims_and_nan_weights_are_refused(policy, tmp_path
 
 def test_a_sampler_without_a_step_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"steps is 0; .* at least one step"):
-        load_policy(tmp_path, steps=0)
+        load_policy(tmp_path, euler_steps=0)
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path):

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from models import Processor, load_policy
-from models.config import from_json, to_json
+from models.config import from_json, model_config, to_json
+from parallel.loop import TrainerConfig
+from rl.config import RlConfig
 from tests.helpers.models.tiny_policy import KEYS, PROCESSOR, openpi
 
 OLDER = Path(__file__).parents[1] / "fixtures" / "older"
@@ -49,3 +51,16 @@ def test_an_older_processors_damage_is_named():
         from_json(Processor, broken, "assets.processor")
     with pytest.raises(ValueError, match=r"pictures: kind is 'round', which is no PictureFit"):
         from_json(Processor, PROCESSORS["pi05"] | {"resize": "round"}, "assets.processor")
+
+
+@pytest.mark.parametrize(
+    ("family", "field"),
+    [("pi", "euler_steps"), ("groot", "euler_steps"), ("pi0_fast", "max_decoding_steps")],
+)
+def test_the_steps_of_older_configs_are_whose_they_were(family, field):
+    config = model_config({"family": family, "steps": 7})
+    assert getattr(config, field) == 7
+    assert model_config(to_json(config)) == config
+    assert from_json(TrainerConfig, {"steps": 7}).train_steps == 7
+    older = from_json(RlConfig, {"steps": 7, "flow": {"steps": 5}})
+    assert (older.learner_steps, older.flow.euler_steps) == (7, 5)

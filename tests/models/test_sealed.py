@@ -77,7 +77,7 @@ NONSENSE = [
         for name in names
         for value in (0, -1, BILLION)
     ),
-    ("config.model.steps", 0, "model.steps is 0"),
+    ("config.model.euler_steps", 0, "model.euler_steps is 0"),
     ("config.model.chunks", BILLION, "model.chunks is 1000000000"),
     ("config.model.vocabulary", BILLION, "model.vocabulary is 1000000000"),
     ("config.model.vision.heads", 3, "not a multiple of vision.heads, 3"),

@@ -16,7 +16,13 @@ from tests.helpers.parallel.opened import Run, train
 from tests.helpers.parallel.toy import OPTIMIZER, RULES, Denoiser, batches, position
 
 CONFIG = TrainerConfig(
-    steps=24, save_every=2, eval_every=2, keep=1, keep_every=6, keep_best="val_loss", patience=3
+    train_steps=24,
+    save_every=2,
+    eval_every=2,
+    keep=1,
+    keep_every=6,
+    keep_best="val_loss",
+    patience=3,
 )
 LOSSES = {2: 3.0, 4: 1.0, 6: 2.0, 8: 0.5, 10: float("nan"), 12: 0.5, 14: 0.7, 16: 0.1}
 
@@ -66,7 +72,7 @@ def test_a_run_stops_early_says_so_and_resumes_to_the_same_end(tmp_path, capsys)
         r"--resume with --trainer\.patience 0 continues from the last\.",
         said,
     )
-    run(tmp_path / "parts", replace(CONFIG, steps=10))
+    run(tmp_path / "parts", replace(CONFIG, train_steps=10))
     assert checkpoint.steps(tmp_path / "parts" / "checkpoints") == [6, 8, 10]
     again = run(tmp_path / "parts", CONFIG, resume=True)
     assert again.step == 14
@@ -76,7 +82,9 @@ def test_a_run_stops_early_says_so_and_resumes_to_the_same_end(tmp_path, capsys)
     assert (once_more.step, once_more.finished) == (14, True)
     assert "Stopped early after step 14" in capsys.readouterr().out
     assert (tmp_path / "parts" / "metrics.jsonl").read_bytes() == before
-    assert run(tmp_path / "parts", replace(CONFIG, steps=16, patience=0), resume=True).step == 16
+    assert (
+        run(tmp_path / "parts", replace(CONFIG, train_steps=16, patience=0), resume=True).step == 16
+    )
     assert checkpoint.steps(tmp_path / "parts" / "checkpoints") == [6, 12, 16]
     assert [row["val_loss"] for row in read_metrics(tmp_path / "parts") if "val_loss" in row][
         -1

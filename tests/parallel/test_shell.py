@@ -27,13 +27,13 @@ PARTS = {"CheckpointWriter", "Ledger", "StopSignals", "Trackers", "check_folder"
 
 
 def trained(out, **options):
-    mesh, config = make_mesh(devices=jax.devices()[:1]), TrainerConfig(steps=4, save_every=2)
+    mesh, config = make_mesh(devices=jax.devices()[:1]), TrainerConfig(train_steps=4, save_every=2)
     at = Run(out, {"model": "toy"}, {})
     train(Denoiser(), RULES, batches, position, at, config, OPTIMIZER, mesh=mesh, **options)
 
 
 def improved(out, **options):
-    config = replace(CONFIG, steps=4)
+    config = replace(CONFIG, train_steps=4)
     improve(lambda: nullcontext(Counting()), Run(out, {}, {}), config, QUIET, **options)
 
 
@@ -42,7 +42,7 @@ def evolved(out, **options):
         lambda config, directory: nullcontext(Counting()),
         {"w": 1.0},
         Run(out, {}, {}),
-        replace(CONFIG, steps=4, eval_every=2),
+        replace(CONFIG, train_steps=4, eval_every=2),
         PopulationConfig(2),
         QUIET,
         evaluate=lambda step, params, directories, told: 0.5,

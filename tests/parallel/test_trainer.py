@@ -18,7 +18,7 @@ from tests.helpers.parallel.opened import Run, train
 from tests.helpers.parallel.toy import OPTIMIZER, RULES, Denoiser, batches, fed, losses, position
 
 MESH = make_mesh(MeshConfig(data=4, fsdp=2))
-CONFIG = TrainerConfig(steps=12, save_every=4, log_every=3)
+CONFIG = TrainerConfig(train_steps=12, save_every=4, log_every=3)
 
 
 def run(directory, config=CONFIG, source=batches, model=None, mesh=MESH, **options):
@@ -50,7 +50,7 @@ def uninterrupted(tmp_path_factory):
 
 def test_every_step_is_logged_once_with_its_times(tmp_path, uninterrupted):
     assert [step for step, _ in uninterrupted] == list(range(12))
-    run(tmp_path, config=replace(CONFIG, steps=4))
+    run(tmp_path, config=replace(CONFIG, train_steps=4))
     *lines, save = read_metrics(tmp_path)
     assert len(lines) == 4
     assert save.keys() == {"step", "save_blocking_seconds"}
@@ -129,9 +129,9 @@ def test_evaluations_are_logged_and_see_the_state_after_so_many_updates(tmp_path
 
 
 def test_a_finished_run_resumed_trains_no_more(tmp_path):
-    run(tmp_path, config=replace(CONFIG, steps=4))
+    run(tmp_path, config=replace(CONFIG, train_steps=4))
     before = losses(tmp_path)
-    result = run(tmp_path, config=replace(CONFIG, steps=4), source=None, resume=True)
+    result = run(tmp_path, config=replace(CONFIG, train_steps=4), source=None, resume=True)
     assert result.finished
     assert int(result.state.step) == 4
     assert losses(tmp_path) == before
@@ -140,7 +140,7 @@ def test_a_finished_run_resumed_trains_no_more(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"steps": 0}, "steps is 0; it must be at least 1"),
+        ({"train_steps": 0}, "train_steps is 0; it must be at least 1"),
         ({"log_every": 0}, "log_every is 0; it must be at least 1"),
         ({"save_every": -1}, "save_every is -1; it must be at least 0"),
         ({"keep": 0}, "keep is 0; it must be at least 1"),
@@ -168,13 +168,13 @@ def test_settings_that_no_run_could_go_by_are_refused_before_anything_starts(
 def test_a_run_is_not_overwritten_nor_resumed_from_nothing(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"holds no run to resume: it has no config\.json"):
         run(tmp_path, resume=True)
-    run(tmp_path, config=replace(CONFIG, steps=4))
+    run(tmp_path, config=replace(CONFIG, train_steps=4))
     with pytest.raises(ValueError, match="holds a run already, saved at step 4"):
         run(tmp_path)
 
 
 def test_resuming_with_another_model_is_refused_and_changes_nothing(tmp_path):
-    run(tmp_path, config=replace(CONFIG, steps=4))
+    run(tmp_path, config=replace(CONFIG, train_steps=4))
     files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     with pytest.raises(ValueError, match="checkpoint of another model: params/down/kernel"):
         run(tmp_path, model=Denoiser(hidden=64), resume=True)
@@ -274,7 +274,7 @@ def test_an_evaluation_that_signals_interrupt_is_made_once_before_the_run_goes_o
     def begin(step, state, stopping):  # as an evaluation in closed loop
         return {} if stopping() else begun.append(step) or {}
 
-    config = replace(CONFIG, steps=8, eval_every=4, keep_best="val_loss")
+    config = replace(CONFIG, train_steps=8, eval_every=4, keep_best="val_loss")
     options = {"config": config, "hooks": [Hook(4, evaluate), Hook(4, begin)]}
     for resume in (False, True):
         stopped = run(tmp_path, resume=resume, **options)

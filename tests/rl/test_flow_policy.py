@@ -2,7 +2,7 @@
 under the same parameters changes nothing."""
 
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from types import SimpleNamespace
 
 import jax
@@ -88,7 +88,7 @@ def said(config, drawn, params=None, model=MODEL):
     ],
 )
 def test_the_sdes_widths_and_drifts_are_those_of_its_closed_form(steps, widths):
-    drift, std = flow_policy.schedule(FlowConfig(noise="sde", level=0.5, steps=steps))
+    drift, std = flow_policy.schedule(FlowConfig(noise="sde", level=0.5, euler_steps=steps))
     np.testing.assert_allclose(std, widths, atol=5e-5)
     k = np.arange(1, steps)
     np.testing.assert_allclose(std[1:], 0.5 * np.sqrt((steps - k) / (k * steps)), rtol=1e-6)
@@ -96,7 +96,7 @@ def test_the_sdes_widths_and_drifts_are_those_of_its_closed_form(steps, widths):
 
 
 def test_cps_keeps_the_interpolants_coefficients_and_its_last_step_has_no_width():
-    config = FlowConfig(noise="cps", level=0.5, steps=4)
+    config = FlowConfig(noise="cps", level=0.5, euler_steps=4)
     drift, std = flow_policy.schedule(config)
     after = 1 - np.arange(1, 5) / 4
     np.testing.assert_allclose((after - drift) ** 2 + std**2, after**2, atol=1e-7)
@@ -133,7 +133,7 @@ def spread(config: FlowConfig) -> tuple[float, float]:
 def width(config: FlowConfig) -> float:
     """The standard deviation that draws from `Normal` must have: every step is linear."""
     drifts, stds = flow_policy.schedule(config)
-    steps, variances = config.steps, []
+    steps, variances = config.euler_steps, []
     for chosen in range(steps):
         variance = 1.0
         for k, (drift, std) in enumerate(zip(drifts, stds, strict=True)):
@@ -158,7 +158,7 @@ def width(config: FlowConfig) -> float:
 def test_the_sde_keeps_the_flows_marginals(random, level, expected):
     """The mean exactly, the width but for the error of K Euler steps, with noise at one or all."""
     for steps, std in expected.items():
-        config = FlowConfig(random=random, level=level, steps=steps)
+        config = FlowConfig(random=random, level=level, euler_steps=steps)
         assert width(config) == pytest.approx(std, abs=0.0015)
         if steps < 20:
             mean, found = spread(config)
@@ -167,15 +167,15 @@ def test_the_sde_keeps_the_flows_marginals(random, level, expected):
 
 
 def test_cps_keeps_the_mean():
-    config = FlowConfig(noise="cps", random="all", steps=10)
+    config = FlowConfig(noise="cps", random="all", euler_steps=10)
     assert spread(config)[0] == pytest.approx(0.7, abs=0.006)
 
 
 @pytest.mark.slow
 def test_without_width_draws_are_the_plain_samplers_and_have_no_likelihood():
-    config = FlowConfig(level=0.0, steps=4)
+    config = FlowConfig(level=0.0, euler_steps=4)
     drawn = drawn_by(config)
-    sample = jax.jit(partial(MODEL.sample_actions, steps=4))
+    sample = jax.jit(MODEL.config.changed(euler_steps=4).build().sample_actions)
     start = flow.noise(jnp.asarray(KEYS), (6, 4))
     plain = sample(parameters(config)["policy"], batch(), start[:, None])
     np.testing.assert_allclose(drawn.actions, plain[:, 0], atol=1e-6)
@@ -194,7 +194,7 @@ def test_a_draw_is_what_its_record_says(config):
         np.testing.assert_array_equal(drawn.before[:, 1:], drawn.after[:, :-1])
         start = flow.noise(jnp.asarray(KEYS), (6, 4))
         np.testing.assert_array_equal(drawn.before[:, 0], start)
-    last = np.asarray(drawn.at)[:, -1] == config.steps - 1
+    last = np.asarray(drawn.at)[:, -1] == config.euler_steps - 1
     np.testing.assert_array_equal(drawn.after[last, -1], drawn.actions[last])
     assert np.abs(drawn.after - drawn.before).min(axis=(0, 1)).max() > 0
     assert np.all(np.isfinite(drawn.log_prob))
@@ -221,16 +221,16 @@ def test_the_density_of_a_draw_is_normals(config):
     total = np.zeros((5, 6, 4))
     for m in range(drawn.at.shape[1]):
         k, x = np.asarray(drawn.at)[:, m, None, None], np.asarray(drawn.before[:, m])
-        t = 1 - k / config.steps
+        t = 1 - k / config.euler_steps
         predicted = field(params["policy"], batch(), x[:, None, None], t[:, :, 0, None])
         velocity, features = jax.device_get(predicted)
         v = np.asarray(velocity[:, 0, 0])
         data, noise = x - t * v, x + (1 - t) * v
-        after = t - 1 / config.steps
+        after = t - 1 / config.euler_steps
         if config.noise == "sde":
-            sigma = config.level * np.sqrt(t / np.where(k == 0, 1 / config.steps, 1 - t))
-            std = sigma / np.sqrt(config.steps)
-            mean = data * (1 - after) + noise * (after - sigma**2 / config.steps / (2 * t))
+            sigma = config.level * np.sqrt(t / np.where(k == 0, 1 / config.euler_steps, 1 - t))
+            std = sigma / np.sqrt(config.euler_steps)
+            mean = data * (1 - after) + noise * (after - sigma**2 / config.euler_steps / (2 * t))
         elif config.noise == "cps":
             angle = np.pi * config.level / 2
             mean = data * (1 - after) + noise * after * np.cos(angle)
@@ -242,7 +242,7 @@ def test_the_density_of_a_draw_is_normals(config):
                 z = np.tanh(z @ layer["kernel"] + layer["bias"])
             low, high = np.log(config.least**2), np.log(config.most**2)
             std = np.exp(0.5 * (low + (high - low) * (z + 1) / 2))
-            mean = x - v / config.steps
+            mean = x - v / config.euler_steps
         total += norm.logpdf(drawn.after[:, m], mean, std)
     np.testing.assert_allclose(said(config, drawn)[0], total[FEW], rtol=1e-3, atol=1e-3)
 
@@ -356,8 +356,8 @@ def test_heads_begin_at_no_value_and_at_the_middle_of_the_widths():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"steps": 0}, "flow.steps is 0; 'sde' needs at least 1"),
-        ({"noise": "cps", "steps": 1}, "'cps' needs at least 2"),
+        ({"euler_steps": 0}, "flow.euler_steps is 0; 'sde' needs at least 1"),
+        ({"noise": "cps", "euler_steps": 1}, "'cps' needs at least 2"),
         ({"level": -0.1}, "flow.level is -0.1"),
         ({"noise": "cps", "level": 1.5}, "at most 1 for 'cps'"),
         ({"least": 0.0}, "flow.least and flow.most are 0.0 and 0.16"),

@@ -27,9 +27,9 @@ from tests.helpers.rl.point import SUITE
 from tests.helpers.rl.points import HOST, POINTS, open_slots, save_policy
 
 DEVICE = RlConfig(
-    steps=4,
+    learner_steps=4,
     placement="colocated",
-    flow=FlowConfig(steps=2),
+    flow=FlowConfig(euler_steps=2),
     rollout=RolloutConfig(replan_steps=3),
     colocated=ColocatedConfig(envs=4, unroll=2),
 )
@@ -74,7 +74,9 @@ def guide(file):
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory):
-    return load_policy(save_policy(tmp_path_factory.mktemp("policy")), steps=HOST.flow.steps)
+    return load_policy(
+        save_policy(tmp_path_factory.mktemp("policy")), euler_steps=HOST.flow.euler_steps
+    )
 
 
 @pytest.fixture(scope="module", params=["host", "colocated"])

@@ -41,7 +41,7 @@ def test_a_run_saves_on_the_way_and_at_its_end_what_a_policy_is_loaded_from(whol
 @pytest.mark.parametrize("steps", [2, 3])
 def test_a_resumed_run_goes_on_as_if_it_had_not_ended(whole, steps, tmp_path):
     out, improved = whole
-    assert run(tmp_path, config=replace(CONFIG, steps=steps)).finished
+    assert run(tmp_path, config=replace(CONFIG, learner_steps=steps)).finished
     again = run(tmp_path, resume=True)
     assert np.asarray(again.params["w"]) == np.asarray(improved.params["w"])
     assert losses(tmp_path) == losses(out)
@@ -74,7 +74,7 @@ def test_a_signal_ends_a_run_with_its_last_whole_step_saved(whole, number, given
     ],
 )
 def test_a_run_is_not_resumed_in_a_changed_environment(changed, why, tmp_path):
-    run(tmp_path, config=replace(CONFIG, steps=2))
+    run(tmp_path, config=replace(CONFIG, learner_steps=2))
     other = Counting()
     other.environment = Counting.environment | changed
     with pytest.raises(ValueError, match=why + r".*--checkpoint .*/checkpoints/2 with another --"):
@@ -97,9 +97,9 @@ def test_a_checkpoint_that_records_no_environment_is_resumed_and_that_is_said(wh
 
 
 def test_a_run_is_not_resumed_for_fewer_steps_than_it_has_made(tmp_path):
-    run(tmp_path, config=replace(CONFIG, steps=4))
+    run(tmp_path, config=replace(CONFIG, learner_steps=4))
     with pytest.raises(ValueError, match="has made 4 steps already, but only 3 were asked for"):
-        run(tmp_path, config=replace(CONFIG, steps=3), resume=True)
+        run(tmp_path, config=replace(CONFIG, learner_steps=3), resume=True)
 
 
 def test_an_error_ends_the_run_and_the_steps_saved_before_it_are_gone_on_from(whole, tmp_path):
@@ -127,7 +127,7 @@ def test_evaluation_sees_the_policy_before_while_and_after(tmp_path):
     assert list(seen) == [0, 3, 6, 7]
     assert seen[0] == 1
     assert len(set(seen.values())) == 4
-    run(tmp_path, config=replace(CONFIG, steps=8), resume=True, hooks=hooks)
+    run(tmp_path, config=replace(CONFIG, learner_steps=8), resume=True, hooks=hooks)
     assert list(seen) == [0, 3, 6, 7, 8], "a resumed run does not begin with an evaluation"
 
 
@@ -139,7 +139,7 @@ def test_a_folder_with_a_run_is_refused_without_resume_and_one_without_is_with_i
 
 
 def test_a_run_whose_checkpoints_are_away_is_refused_and_keeps_its_metrics(tmp_path):
-    run(tmp_path, config=replace(CONFIG, steps=3))
+    run(tmp_path, config=replace(CONFIG, learner_steps=3))
     (tmp_path / "checkpoints").rename(tmp_path / "elsewhere")
     before = (tmp_path / "metrics.jsonl").read_bytes()
     for resume in (True, False):
@@ -151,7 +151,7 @@ def test_a_run_whose_checkpoints_are_away_is_refused_and_keeps_its_metrics(tmp_p
 
 
 def test_a_damaged_line_of_the_metrics_is_set_aside_and_the_run_goes_on(whole, tmp_path):
-    run(tmp_path, config=replace(CONFIG, steps=3))
+    run(tmp_path, config=replace(CONFIG, learner_steps=3))
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": \n' + path.read_bytes())
     assert run(tmp_path, resume=True).finished
@@ -167,14 +167,14 @@ def test_metrics_are_on_disk_before_the_checkpoint_that_follows_them(tmp_path, m
         return save(writer, step, *rest)
 
     monkeypatch.setattr(CheckpointWriter, "save", saving)
-    assert run(tmp_path, config=replace(CONFIG, steps=3)).finished
+    assert run(tmp_path, config=replace(CONFIG, learner_steps=3)).finished
 
 
 def test_a_run_whose_disk_is_lost_goes_on_from_its_mirror_as_if_nothing_had_happened(
     whole, tmp_path
 ):
     out, mirror = tmp_path / "run", str(tmp_path / "mirror")
-    run(out, config=replace(CONFIG, steps=4), mirror=mirror)
+    run(out, config=replace(CONFIG, learner_steps=4), mirror=mirror)
     assert own.steps(tmp_path / "mirror" / "checkpoints")[-1] == 4
     shutil.rmtree(out)
     assert run(out, resume=True, mirror=mirror).finished
@@ -197,7 +197,7 @@ def test_the_checkpoint_with_the_highest_success_stays_also_if_that_is_known_lat
         return {}
 
     keep = Retention(1, 0, scores, pending)
-    run(tmp_path, config=replace(CONFIG, steps=10), keep=keep, hooks=[Hook(2, evaluate)])
+    run(tmp_path, config=replace(CONFIG, learner_steps=10), keep=keep, hooks=[Hook(2, evaluate)])
     assert own.steps(tmp_path / "checkpoints") == [4, 10]
     assert keep.best_of(own.steps(tmp_path / "checkpoints")) == 4
 
@@ -230,7 +230,7 @@ def test_a_record_that_no_placement_left_is_refused_by_checkpoint_and_field(tmp_
         def restore(self, state, record):
             raise ValueError("number is 'seven', expected a whole number from 0 to 2147483648")
 
-    run(tmp_path, config=replace(CONFIG, steps=2))
+    run(tmp_path, config=replace(CONFIG, learner_steps=2))
     with pytest.raises(
         ValueError, match=r"checkpoints/2, position: number is 'seven'.*; copy"
     ) as no:

@@ -135,13 +135,17 @@ def test_pi0_fasts_adapters_on_few_bits_are_folded_in_for_openpi(tmp_path):
 
 
 def test_lerobots_files_keep_the_samplers_steps_and_the_delay_that_was_trained(tmp_path):
-    policy = replace(drawn(replace(PI0, steps=3, rtc_max_delay=2)), processor=PROCESSOR0)
+    policy = replace(drawn(replace(PI0, euler_steps=3, rtc_max_delay=2)), processor=PROCESSOR0)
     convert_checkpoint.convert(policy, tmp_path / "theirs", "lerobot")
     again = load_policy(tmp_path / "theirs")
-    assert (again.steps, again.model.config.rtc_max_delay, again.continues) == (3, 2, "trained")
+    assert (again.euler_steps, again.model.config.rtc_max_delay, again.continues) == (
+        3,
+        2,
+        "trained",
+    )
     told = json.loads((tmp_path / "theirs/config.json").read_text())
     assert (told["num_inference_steps"], told["rtc_training_max_delay"]) == (3, 2)
-    plain = replace(policy, model=replace(PI0, steps=10).build())
+    plain = replace(policy, model=replace(PI0, euler_steps=10).build())
     convert_checkpoint.convert(plain, tmp_path / "plain", "lerobot")
     told = json.loads((tmp_path / "plain/config.json").read_text())
     assert not {"num_inference_steps", "rtc_training_max_delay"} & set(told)
@@ -198,7 +202,7 @@ def test_lerobot_gets_no_other_solver_than_eulers_which_can_be_asked_for(tmp_pat
     with pytest.raises(SystemExit, match=r"model.solver is 'ab2'; give --solver euler"):
         convert(*typed, monkeypatch=monkeypatch)
     convert(*typed, "--solver", "euler", "--euler-steps", "7", monkeypatch=monkeypatch)
-    assert load_policy(tmp_path / "theirs").model.config.steps == 7
+    assert load_policy(tmp_path / "theirs").model.config.euler_steps == 7
 
 
 @pytest.mark.parametrize("to", ["openpi", "lerobot"])

@@ -113,7 +113,7 @@ FAMILIES = [
         (
             *sizes("vision.", *TOWER),
             *sizes("language.", "width", "16", "depth", "2", "hidden", "16", "head-dim", "8"),
-            *sizes("", "vocabulary", "800", "steps", "16"),
+            *sizes("", "vocabulary", "800", "max-decoding-steps", "16"),
         ),
         "",
         "language/layers/mlp/up/kernel",
@@ -167,7 +167,14 @@ def trained(family, demos, tmp_path_factory) -> Path:
         [
             *("--data", str(demos), "--out", str(out), "--preset", family.preset),
             *("--model.image-size", "16", "--model.horizon", "4"),
-            *("--trainer.steps", "4", "--trainer.save-every", "2", "--trainer.eval-every", "4"),
+            *(
+                "--trainer.train-steps",
+                "4",
+                "--trainer.save-every",
+                "2",
+                "--trainer.eval-every",
+                "4",
+            ),
             *("--rows.number", "4", "--optimizer.warmup-steps", "1", "--mesh.data", "1"),
             *("--optimizer.rate-factors", family.slow, "0.5", ".", "1.0"),
             *family.options,
@@ -239,7 +246,7 @@ def test_grpo_improves_what_draws_chunks_and_leaves_what_reads_observations(
     config = replace(
         rl.parse(["--checkpoint", str(trained), "--out", "x", "--preset", "tabletop-grpo"])[1],
         steps=1,
-        flow=FlowConfig(steps=2),
+        flow=FlowConfig(euler_steps=2),
         objective=ObjectiveConfig(advantage="group"),
         rollout=RolloutConfig(
             suite=points, groups=2, group=2, staleness=0, slots=2, reward="suite", replan_steps=4

@@ -93,7 +93,14 @@ def command(dataset: Path, init: Path, out: Path, *more: str, devices: bool = Fa
     paths, config, _ = train.parse(
         [
             *("--data", str(dataset), "--preset", "groot", "--init", str(init), "--out", str(out)),
-            *("--trainer.steps", "2", "--trainer.save-every", "2", "--trainer.eval-every", "0"),
+            *(
+                "--trainer.train-steps",
+                "2",
+                "--trainer.save-every",
+                "2",
+                "--trainer.eval-every",
+                "0",
+            ),
             *("--trainer.log-every", "1", "--rows.number", "8", "--rows.samples", "2"),
             *("--optimizer.warmup-steps", "1", "--mesh.data", "1", "--data.encoding", "raw"),
             *options(init),

@@ -109,7 +109,7 @@ def sizes(name: str) -> dict[str, object]:
         "model.state-dim": told["action_dim"],
         "model.action-dim": told["action_dim"],
         "model.horizon": told["horizon"],
-        "model.steps": 2,
+        "model.euler_steps": 2,
         "model.compute.dtype": "float32",
     }
 
@@ -137,7 +137,7 @@ def finetune(
 ) -> Policy:
     """The policy that a fixture becomes."""
     shrunk = sizes(name) | {
-        "trainer.steps": steps,
+        "trainer.train_steps": steps,
         "trainer.save-every": steps,
         "trainer.eval-every": 0,
         "trainer.log-every": 1,

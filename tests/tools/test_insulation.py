@@ -24,7 +24,7 @@ QUIET = Console(quiet=True)
 INSULATED = replace(
     SMALL,
     model=replace(MODEL, insulate=True, text_loss=0.5, action_token_loss=1.0),
-    trainer=replace(SMALL.trainer, steps=4, save_every=2, eval_every=2),
+    trainer=replace(SMALL.trainer, train_steps=4, save_every=2, eval_every=2),
 )
 SUBTASKS = ("go there", "take the thing", "bring it back here")
 
@@ -92,7 +92,7 @@ def test_two_devices_give_the_losses_of_one(finished, dataset, tmp_path):
 
 
 def test_a_policy_says_a_subtask_and_does_it(finished):
-    policy = load_policy(finished, steps=2)
+    policy = load_policy(finished, euler_steps=2)
     assert policy.processor.targets.fast is not None
     seen = {
         "image": {"observation.images.front": np.zeros((2, 16, 16, 3), np.uint8)},

@@ -57,7 +57,7 @@ class Least:
         error = self.chunks(params, batch) - batch.actions
         return jnp.sum(error**2 * weight), jnp.sum(weight)
 
-    def sample_actions(self, params, batch, noise, steps=0, guidance=None):
+    def sample_actions(self, params, batch, noise, guidance=None):
         return self.chunks(params, batch)
 
 

@@ -64,7 +64,7 @@ def test_it_is_trained_on_and_the_policy_knows_its_robot(own, episodes, tmp_path
     monkeypatch.setattr(sys, "argv", ["train", *words, "--out", str(out)])
     with one_device():
         train.main()
-    assert len(losses(out)) == SMALL.trainer.steps
+    assert len(losses(out)) == SMALL.trainer.train_steps
     assert np.isfinite(losses(out)).all()
     (robot,) = load_policy(out).processor.embodiments
     assert (robot.name, robot.cameras) == ("episodes", ("observation.images.front",))

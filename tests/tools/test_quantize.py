@@ -89,7 +89,7 @@ def test_observations_of_the_robot_make_up_for_rounding_and_those_of_another_are
     record_dataset(RecordConfig(data, f"{HELPERS}/sim/point_suite.py:POINTS", episodes=4))
     record_dataset(RecordConfig(other, "tabletop-reach", episodes=1, image_size=16))
     small = load_preset(f"{HELPERS}/tools/small_run.py:SMALL")
-    preset = replace(small, trainer=replace(small.trainer, steps=4, save_every=4))
+    preset = replace(small, trainer=replace(small.trainer, train_steps=4, save_every=4))
     with one_device():
         training.run(training.Paths(str(data), trained), preset, Console(quiet=True))
     with pytest.raises(SystemExit, match="cameras"):

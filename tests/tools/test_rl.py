@@ -108,7 +108,9 @@ def test_a_run_leaves_metrics_curves_evaluations_and_a_policy_that_acts(finished
     assert {"idle/environment", "grad_norm", "return", "clip_fraction"} <= set(found[0])
     assert json.loads((finished / "timeline.json").read_text())["traceEvents"]
     improved, begun = load_policy(finished), load_policy(checkpoint)
-    assert (improved.steps, begun.steps) == (HOST.flow.steps, 10), "it acts as it was evaluated"
+    assert (improved.euler_steps, begun.euler_steps) == (HOST.flow.euler_steps, 10), (
+        "it acts as it was evaluated"
+    )
     assert improved.processor == begun.processor
     assert jax.tree.structure(improved.params) == jax.tree.structure(begun.params)
     assert not jax.tree.all(jax.tree.map(np.array_equal, improved.params, begun.params))
@@ -128,7 +130,7 @@ def test_a_policy_saved_in_16_bits_learns_in_32(checkpoint, tmp_path):
 @pytest.mark.slow
 def test_held_out_starts_are_never_learnt_from(finished):
     learnt, evaluated = (Noted.seeds[name] for name in ("slots 0", "closed loop"))
-    assert len(learnt) == HOST.steps * HOST.rollout.groups
+    assert len(learnt) == HOST.learner_steps * HOST.rollout.groups
     assert max(learnt) < POINTS.first_seed
     assert evaluated == {500, 501}
 
@@ -160,9 +162,9 @@ def test_a_run_is_mirrored_keeps_what_succeeded_most_and_says_where_its_time_wen
 def test_without_staleness_one_slot_learns_what_a_synchronous_learner_does(finished, checkpoint):
     """Bit for bit: whole episodes one after the other, then one update of all of them."""
     slots = open_slots(("points",), 1, 32)
-    at = OnHost(load_policy(checkpoint, steps=2), POINTS, ("points",), [slots], HOST)
+    at = OnHost(load_policy(checkpoint, euler_steps=2), POINTS, ("points",), [slots], HOST)
     learner, objective, micro = at._learner, HOST.objective, HOST.learner.micro
-    for step in range(HOST.steps):
+    for step in range(HOST.learner_steps):
         tickets = []
         for number in range(2 * step, 2 * step + 2):
             start = draw_start(HOST.seed, number, ("points",), range(500))
@@ -273,14 +275,17 @@ def test_an_early_run_with_other_euler_steps_than_it_acted_with_goes_on(
     """Its config has the model's own steps of before, and lacks options that came later."""
     out = shutil.copytree(finished, tmp_path / "out")
     saved = json.loads((out / "config.json").read_text())
-    assert saved["model"]["steps"] == HOST.flow.steps
-    saved["model"]["steps"] = 10
+    assert saved["model"]["euler_steps"] == HOST.flow.euler_steps
+    saved["model"]["euler_steps"] = 10
     for name in ("keep", "keep_every", "keep_best"):
         del saved["rl"][name]
     (out / "goodput.jsonl").unlink()
     (out / "config.json").write_text(json.dumps(saved))
     assert rl.run(rl.RlPaths(checkpoint, out, resume=True), HOST, QUIET).finished
-    assert json.loads((out / "config.json").read_text())["model"]["steps"] == HOST.flow.steps
+    assert (
+        json.loads((out / "config.json").read_text())["model"]["euler_steps"]
+        == HOST.flow.euler_steps
+    )
 
 
 @pytest.mark.slow
@@ -487,7 +492,9 @@ def test_presets_are_whole_and_taken_by_name_with_changes(name, tmp_path):
     assert paths == rl.RlPaths(Path("a"), Path("b"), preset=name)
     assert config == RL_PRESETS[name]
     assert population == rl.ALONE
-    assert rl.parse([*where, f"--preset={name}", "--steps", "2"])[1] == replace(config, steps=2)
+    assert rl.parse([*where, f"--preset={name}", "--learner-steps", "2"])[1] == replace(
+        config, learner_steps=2
+    )
 
 
 @pytest.mark.parametrize(

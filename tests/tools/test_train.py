@@ -92,7 +92,7 @@ def test_eight_devices_give_the_losses_of_one(finished, dataset, tmp_path):
 def test_a_policy_is_rebuilt_from_its_checkpoint_alone(finished, tmp_path):
     moved = tmp_path / "elsewhere"
     shutil.copytree(finished / "checkpoints" / "8", moved / "8")
-    policy = load_policy(moved / "8", steps=2)
+    policy = load_policy(moved / "8", euler_steps=2)
     images = np.zeros((3, 2, 16, 16, 3), np.uint8)
     states = np.linspace(-1, 1, 9, dtype=np.float32).reshape(3, 3)
     prompts = ["push", "pull", "a prompt with words never seen"]
@@ -130,13 +130,13 @@ def test_a_run_whose_config_was_cut_is_held_to_that_of_its_checkpoint(finished, 
 def test_steps_may_grow_where_the_schedule_does_not_end_with_them(finished, dataset, tmp_path):
     """`decay_steps` of eight is what a run of eight steps decays over, so losses are the same."""
     optimizer = replace(SMALL.optimizer, decay_steps=8)
-    short = replace(SMALL, optimizer=optimizer, trainer=replace(SMALL.trainer, steps=3))
+    short = replace(SMALL, optimizer=optimizer, trainer=replace(SMALL.trainer, train_steps=3))
     paths = train.Paths(str(dataset), tmp_path / "run")
     assert train.run(paths, short, QUIET).step == 3
     grown = replace(short, trainer=SMALL.trainer)
     assert train.run(replace(paths, resume=True), grown, QUIET).step == 8
     assert losses(tmp_path / "run") == losses(finished)
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["trainer"]["steps"] == 8
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["trainer"]["train_steps"] == 8
     with pytest.raises(ValueError, match="has made 8 steps already, but only 3 were asked for"):
         train.run(replace(paths, resume=True), short, QUIET)
 
@@ -170,7 +170,7 @@ def test_other_steps_are_refused_where_the_schedule_ends_with_them(
     finished, dataset, steps, tmp_path
 ):
     out = shutil.copytree(finished, tmp_path / "run")
-    other = replace(SMALL, trainer=replace(SMALL.trainer, steps=steps))
+    other = replace(SMALL, trainer=replace(SMALL.trainer, train_steps=steps))
     with pytest.raises(ValueError, match=rf"8 steps, but {steps} .* cosine schedule .*decay-steps"):
         train.run(train.Paths(str(dataset), out, resume=True), other, QUIET)
 
@@ -221,7 +221,7 @@ def test_a_run_from_before_kinds_of_scaling_resumes_by_quantiles_each_time(
 
 def test_what_cannot_train_is_refused_before_anything_is_written(finished, dataset, tmp_path):
     out = tmp_path / "run"
-    short = replace(SMALL, trainer=replace(SMALL.trainer, steps=2))
+    short = replace(SMALL, trainer=replace(SMALL.trainer, train_steps=2))
     uneven = replace(SMALL, rows=replace(SMALL.rows, number=3), mesh=MeshConfig(data=2))
     with pytest.raises(ValueError, match="warm-up must end"):
         train.run(train.Paths(str(dataset), out), short, QUIET)
@@ -303,11 +303,11 @@ def test_unknown_presets_are_refused_and_a_users_file_is_read(tmp_path):
 
 
 def test_options_change_a_preset():
-    arguments = ["--data", "a", "--out", "b", "--trainer.steps", "7", "--preset", "tiny"]
+    arguments = ["--data", "a", "--out", "b", "--trainer.train-steps", "7", "--preset", "tiny"]
     paths, config, _ = train.parse([*arguments, "--resume"])
     assert paths == train.Paths("a", Path("b"), resume=True, preset="tiny")
     assert train.parse(["--preset=tiny", "--data", "sets/a"])[0].folder == Path("runs/a")
-    assert config == replace(TINY, trainer=replace(TINY.trainer, steps=7))
+    assert config == replace(TINY, trainer=replace(TINY.trainer, train_steps=7))
     for data, name in (("mixes/both.json", "both"), ("hf://me/set.v2", "set.v2")):
         assert train.Paths(data).folder == Path("runs") / name
 

@@ -40,6 +40,6 @@ def test_a_run_killed_while_it_trains_resumes_with_the_same_losses(tmp_path):
     killed.kill()
     assert killed.wait() == -signal.SIGKILL
     assert_end(workers)
-    assert len(losses(tmp_path / "killed")) < LONG.trainer.steps
+    assert len(losses(tmp_path / "killed")) < LONG.trainer.train_steps
     assert start(tmp_path / "killed", "--resume").wait() == 0
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")

@@ -76,7 +76,7 @@ def test_an_augmented_mixture_of_two_robots_resumes_and_acts_in_each_ones_units(
         shutil.rmtree(out / "checkpoints" / str(later))
     train.run(replace(paths, resume=True), varied, QUIET)
     assert losses(out) == whole
-    policy = load_policy(out / "checkpoints" / "8", steps=2)
+    policy = load_policy(out / "checkpoints" / "8", euler_steps=2)
     arm, gantry = policy.processor.embodiments
     assert arm.relative == (0, 1)
     states = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)

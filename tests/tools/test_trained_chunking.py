@@ -19,7 +19,7 @@ QUIET = Console(quiet=True)
 DELAYED = replace(
     SMALL,
     model=replace(MODEL, rtc_max_delay=2),
-    trainer=replace(SMALL.trainer, steps=4, save_every=4, eval_every=2),
+    trainer=replace(SMALL.trainer, train_steps=4, save_every=4, eval_every=2),
 )
 
 
@@ -73,7 +73,7 @@ def test_adapters_alone_learn_to_continue_with_a_policy_trained_without(dataset,
 
 
 def test_the_policy_of_a_run_continues_what_its_robot_has_committed_to(finished):
-    policy = load_policy(finished, steps=2)
+    policy = load_policy(finished, euler_steps=2)
     names = ("observation.images.front", "observation.images.wrist")
     seen = {
         "image": {name: np.zeros((1, 16, 16, 3), np.uint8) for name in names},

@@ -231,7 +231,7 @@ def _found(
     """A run's result, kept from an earlier benchmark if its preset was the same."""
     every = max(1, task.steps // sizes.checks)
     trainer = replace(
-        preset.trainer, steps=task.steps, eval_every=task.steps, save_every=every,
+        preset.trainer, train_steps=task.steps, eval_every=task.steps, save_every=every,
         keep=sizes.checks + 1, seed=seed,
     )  # fmt: skip
     preset = replace(preset, trainer=trainer)

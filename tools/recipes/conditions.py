@@ -148,7 +148,7 @@ class Condition:
             return told
         solver = self.policy.model.config.solver  # not in journals from before there were two
         named = {} if solver == "euler" else {"solver": solver}
-        return told | {"sampler_steps": self.policy.steps} | named
+        return told | {"sampler_steps": self.policy.euler_steps} | named
 
     def evaluate(
         self, slots: Slots, starts: Sequence[Start], replan_steps: int, **how: Any

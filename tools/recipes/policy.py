@@ -109,7 +109,7 @@ def load(
     cameras = camera_map(options.cameras)
     policy = load_policy(
         checkpoint,
-        steps=steps,
+        euler_steps=steps,
         solver=solver,
         dtype=dtype,
         apart=apart,

@@ -51,13 +51,13 @@ from tools.recipes.rl_presets import learner_of
 ALONE = PopulationConfig()
 _FREE = {
     "begun_from",
-    "model.steps",
-    *(f"rl.{name}" for name in ("steps", "eval_every", "save_every", "profile")),
+    "model.euler_steps",
+    *(f"rl.{name}" for name in ("learner_steps", "eval_every", "save_every", "profile")),
     *(f"rl.{name}" for name in ("keep", "keep_every", "keep_best")),
 }
 """Settings that a resumed run may change, as what it learns stays the same; its steps only if the
-schedule does not end with them. The model's Euler steps are `flow.steps`, but early runs kept those
-of the policy that they started from."""
+schedule does not end with them. The model's Euler steps are `flow.euler_steps`, but early runs
+kept those of the policy that they started from."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def _run(
         run_file(paths.family)
     policy = load(paths.checkpoint, paths.options, solver="euler")
     check_policy(policy, config)
-    model = policy.model.config.changed(steps=config.flow.steps).build()
+    model = policy.model.config.changed(euler_steps=config.flow.euler_steps).build()
     params = jax.tree.map(lambda x: x.astype(np.float32), policy.params)
     policy = replace(policy, model=model, params=params)
     config = replace(config, learner=learner_of(config, policy.model))
@@ -154,9 +154,13 @@ def _run(
             if together and "rl" in saved:
                 set_damaged_generations_aside(paths.out, console)
                 saved["rl"] = _before_tuning(saved["rl"], paths.out)
+            if "rl" in saved:
+                saved["rl"] = to_json(from_json(RlConfig, saved["rl"], str(paths.out)))
             check_same(paths.out / CONFIG_NAME, saved, json.loads(json.dumps(content)), _FREE)
-            before, optimizer = saved["rl"]["steps"], config.learner.optimizer
-            check_more_steps(paths.out / CONFIG_NAME, before, config.steps, optimizer, "learner.")
+            before, optimizer = saved["rl"]["learner_steps"], config.learner.optimizer
+            check_more_steps(
+                paths.out / CONFIG_NAME, before, config.learner_steps, optimizer, "learner."
+            )
     origin = {"preset": paths.preset, "data": config.rollout.suite}
     made = Run(folder, content, _assets(paths.checkpoint, policy), origin)
     if together:
@@ -220,7 +224,7 @@ def _before_tuning(config: Any, directory: Path) -> Any:
 def _say_stopped(ended: RlResult | PopulationResult, config: RlConfig, console: Console) -> None:
     if not ended.finished:
         console.print(
-            f"Stopped after step {ended.step} of {config.steps}; continue with --resume.",
+            f"Stopped after step {ended.step} of {config.learner_steps}; continue with --resume.",
             soft_wrap=True,
         )
 

@@ -24,7 +24,7 @@ _LEARNER = LearnerConfig(epochs=4, minibatches=4, keep_observed=True)
 _OPTIMIZER = replace(_LEARNER.optimizer, learning_rate=2e-4)
 
 TABLETOP_PPO = RlConfig(
-    steps=100,
+    learner_steps=100,
     placement="colocated",
     flow=FlowConfig(level=0.35, random="all"),
     objective=ObjectiveConfig(name="ppo", advantage="gae", discount=0.9, gae_lambda=0.9),
@@ -39,7 +39,7 @@ TABLETOP_PPO = RlConfig(
 """PPO with a value head in MJX: environments, policy and learner in one device program."""
 
 TABLETOP_GRPO = RlConfig(
-    steps=250,
+    learner_steps=250,
     placement="host",
     objective=ObjectiveConfig(name="decoupled", advantage="group"),
     rollout=RolloutConfig(suite="tabletop-lift", groups=16, group=8, staleness=1, slots=128),
@@ -52,7 +52,7 @@ TABLETOP_GRPO = RlConfig(
 """GRPO with threads for acting and learning; no value head."""
 
 METAWORLD_GRPO = RlConfig(
-    steps=100,
+    learner_steps=100,
     placement="host",
     objective=ObjectiveConfig(name="decoupled", advantage="group"),
     rollout=RolloutConfig(

@@ -62,7 +62,7 @@ _FREE = {
     *(f"data.{n}" for n in ("workers", "threads", "skip_unreadable")),
     *(f"trainer.{n}" for n in ("log_every", "save_every", "keep", "eval_every", "prefetch")),
     *(f"trainer.{n}" for n in ("keep_every", "keep_best", "patience", "profile")),
-    "trainer.steps",
+    "trainer.train_steps",
 }
 """Settings that a resumed run may change, as its losses stay the same; its steps only if the
 schedule does not end with them."""
@@ -179,7 +179,7 @@ def _run(
             config = replace(config, model=config.model.changed(targets=saved.model.targets))
         free = _FREE | (_JUDGING if saved.trainer.on_bad_step == "stop" else set())
         check_same(out / CONFIG_NAME, to_json(saved), to_json(config), free)
-        before, steps = saved.trainer.steps, config.trainer.steps
+        before, steps = saved.trainer.train_steps, config.trainer.train_steps
         check_more_steps(out / CONFIG_NAME, before, steps, config.optimizer)
     if paths.data_format:
         use_format(paths.data_format)
@@ -258,7 +258,7 @@ def _run(
         + "."
     )
     if len(sources) > 1:
-        console.print(told_shares(plan, _TOLD_STEPS, config.trainer.steps), soft_wrap=True)
+        console.print(told_shares(plan, _TOLD_STEPS, config.trainer.train_steps), soft_wrap=True)
     cameras = tuple(robot.cameras for robot in ready.processor.embodiments)
     if config.trainer.keep_best or config.trainer.patience:
         metric = config.trainer.keep_best or HELD_OUT_LOSS
@@ -408,7 +408,7 @@ def _held_out_metrics(model: Model, ready: Prepared, config: RunConfig, mesh: Me
         else:
             loss, count = model.loss(params, batch, key)
         noise = flow.draw(key, batch.sample_id, 1, batch.actions.shape[2:])[1][:, :, 0]
-        sampled = model.sample_actions(params, batch, noise, config.model.steps)
+        sampled = model.sample_actions(params, batch, noise)
         usual = jnp.asarray(means)[batch.embodiment][:, :, None]
         errors = [((x - batch.actions) ** 2 * batch.action_mask).sum() for x in (sampled, usual)]
         scale = count / batch.action_mask.sum()  # the loss may count fewer entries

@@ -59,8 +59,9 @@ class RunRecord:
     def steps(self) -> int | None:
         """Steps that the run is to make."""
         part = self.config.get("rl", self.config.get("trainer"))
-        steps = part.get("steps") if isinstance(part, dict) else None
-        return steps if type(steps) is int else None
+        names = ("learner_steps", "train_steps", "steps")  # the last, of earlier runs
+        found = [part[name] for name in names if name in part] if isinstance(part, dict) else []
+        return found[0] if found and type(found[0]) is int else None
 
     @property
     def seconds(self) -> float:

@@ -143,7 +143,7 @@ def config(source: CheckpointSource, values: dict[str, Any]) -> GrootConfig:
         future_tokens=shapes["future_tokens"][0],
         positions=shapes["positions"][0],
         hidden=hidden,
-        steps=whole(head, "num_inference_timesteps", released.steps, where),
+        euler_steps=whole(head, "num_inference_timesteps", released.euler_steps, where),
     )
 
 
@@ -345,7 +345,7 @@ def _values(config: GrootConfig, dtype: str) -> dict[str, Any]:
             "max_seq_len": config.positions,
             "max_state_dim": config.state_dim,
             "model_dtype": "float32",
-            "num_inference_timesteps": config.steps,
+            "num_inference_timesteps": config.euler_steps,
             "num_target_vision_tokens": config.future_tokens,
             "vl_self_attention_cfg": heads(config.adapter),
         },

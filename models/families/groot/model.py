@@ -65,7 +65,7 @@ class GrootConfig(ModelConfig, family="groot"):
     of the state encoder and action decoder of each embodiment. `image_token`: id of the token that
     stands for image features in a prompt. `projectors`: for each of the processor's robots, its row
     in the embodiments' tables; if empty, the robot's own number. `chunks`: noised chunks per
-    observation in training. `steps` and `solver`: those of the sampler, see `flow.integrate`.
+    observation in training. `euler_steps` and `solver`: those of the sampler, see `flow.integrate`.
     `film`: the prompt also enters the vision stem.
 
     `padding`: "masked" hides it. "released" does what the release does: its adapter and
@@ -89,7 +89,7 @@ class GrootConfig(ModelConfig, family="groot"):
     positions: int = 1024
     hidden: int = 1024
     chunks: int = 1
-    steps: int = 4
+    euler_steps: int = 4
     solver: Solver = "euler"
     film: bool = False
     padding: Literal["masked", "released"] = "masked"
@@ -322,14 +322,14 @@ class Groot:
         params: Params,
         batch: PackedBatch,
         noise: Float[Array, "r k h a"],
-        steps: int | None = None,
         guidance: Guidance | Given | None = None,
     ) -> Float[Array, "r k h a"]:
         """Normalised action chunks by `config.solver`, in `config.steps` steps unless `steps` is
         given; `guidance` pulls them towards given actions."""
-        steps = self.config.steps if steps is None else steps
         field, ahead = self.field(params, batch), self._modules.bind(params).ahead
-        return flow.sample(field, noise, steps, guidance, self.config.solver, ahead)
+        return flow.sample(
+            field, noise, self.config.euler_steps, guidance, self.config.solver, ahead
+        )
 
     def features(self, params: Params, batch: PackedBatch) -> Float[Array, "r p w"]:
         """The language model's features of the prefix, before the adapter."""

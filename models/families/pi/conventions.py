@@ -114,7 +114,11 @@ def lerobot_policy(path: Path, info: CheckpointInfo, told: PiOptions) -> tuple[A
         )
     relative = found.relative if told.relative is None else tuple(told.relative)
     if family == "pi0_fast":
-        rest = {"steps": found.steps, "temperature": found.temperature, "action_dim": dims[1]}
+        rest = {
+            "max_decoding_steps": found.max_decoding_steps,
+            "temperature": found.temperature,
+            "action_dim": dims[1],
+        }
         config = replace(config, horizon=found.horizon, **rest)
     else:
         config = replace(config, state_input=_form(state))

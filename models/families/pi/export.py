@@ -73,7 +73,7 @@ def write_lerobot(policy: Policy, target: Path) -> None:
         robot_action=len(robot.actions.offset),
         relative=tuple(d for d in robot.relative if d >= 0),
         earlier=prompts is not None and prompts.pads_state,
-        euler_steps=merged.steps,
+        euler_steps=merged.euler_steps,
         rtc_max_delay=merged.rtc_max_delay,
     )
     narrow = all(x.dtype == jnp.bfloat16 for x in jax.tree.leaves(params))

@@ -176,9 +176,9 @@ class LerobotConfig:
     and the action dims that are `relative` to the state.
 
     `earlier`: True if a LeRobot before 0.5.0 wrote it, None if the files do not tell. `kind`:
-    "pi0", "pi05" or "pi0_fast"; "" for openpi's conversion to PyTorch. `steps`: tokens of a chunk
-    that π0-FAST writes at most, drawn at `temperature`. `euler_steps`: of the others' sampler.
-    `rtc_max_delay`: see PiConfig.
+    "pi0", "pi05" or "pi0_fast"; "" for openpi's conversion to PyTorch. `max_decoding_steps`: tokens
+    of a chunk that π0-FAST writes at most, drawn at `temperature`. `euler_steps`: of the others'
+    sampler. `rtc_max_delay`: see PiConfig.
     """
 
     horizon: int
@@ -190,7 +190,7 @@ class LerobotConfig:
     relative: tuple[int, ...] = ()
     earlier: bool | None = None
     kind: str = ""
-    steps: int = 256
+    max_decoding_steps: int = 256
     temperature: float = 0.0
     euler_steps: int = 10
     rtc_max_delay: int = 0
@@ -219,7 +219,7 @@ def config(source: CheckpointSource, told: LerobotConfig) -> PiConfig:
     numbers, they are taken to be Gemma's (one key-value head) and So400m's (16).
     """
     found = pi_config(source, table(source), told.horizon, known_axes(source))
-    return replace(found, steps=told.euler_steps, rtc_max_delay=told.rtc_max_delay)
+    return replace(found, euler_steps=told.euler_steps, rtc_max_delay=told.rtc_max_delay)
 
 
 def known_axes(source: CheckpointSource) -> dict[str, int]:
@@ -278,7 +278,7 @@ def read_config(path: Path) -> LerobotConfig:
         relative=_relative(file, values, action or whole(values, "max_action_dim", 32, where)),
         earlier=_is_earlier(file, values),
         kind=str(values.get("type", "")),
-        steps=whole(values, "max_decoding_steps", 256, where),
+        max_decoding_steps=whole(values, "max_decoding_steps", 256, where),
         temperature=from_json(float, values.get("temperature", 0.0), f"{where}: temperature"),
         euler_steps=whole(values, "num_inference_steps", 10, where),
         rtc_max_delay=whole(values, "rtc_training_max_delay", 0, where, least=0),

@@ -60,8 +60,8 @@ class PiConfig(ModelConfig, family="pi"):
     in the prefix ("token"), or left out ("none"). `time`: the flow time modulates the expert's
     norms (π0.5) or is joined to its input (π0). `film`: the prompt also enters the vision stem, as
     the mean of its words' embeddings; with `film_order`, each is first rotated by its place in the
-    prompt. `chunks`: noised chunks per observation in training. `steps` and `solver`: those of the
-    sampler, see `flow.integrate`.
+    prompt. `chunks`: noised chunks per observation in training. `euler_steps` and `solver`: those
+    of the sampler, see `flow.integrate`.
 
     Knowledge insulation (arXiv 2505.23705): with `insulate`, no gradient passes from the expert
     into what it reads. Beside flow matching, the language model learns from cross-entropies: of
@@ -88,7 +88,7 @@ class PiConfig(ModelConfig, family="pi"):
     film: bool = False
     film_order: bool = False
     chunks: int = 1
-    steps: int = 10
+    euler_steps: int = 10
     solver: Solver = "euler"
     insulate: bool = False
     text_loss: float = 0.0
@@ -330,14 +330,14 @@ class Pi:
         params: Params,
         batch: PackedBatch,
         noise: Float[Array, "r k h a"],
-        steps: int | None = None,
         guidance: Guidance | Given | None = None,
     ) -> Float[Array, "r k h a"]:
         """Normalised action chunks by `config.solver`, in `config.steps` steps unless `steps` is
         given; `guidance` pulls them towards given actions, or makes them begin with these."""
-        steps = self.config.steps if steps is None else steps
         field, ahead = self.field(params, batch), self._modules.bind(params).ahead
-        return flow.sample(field, noise, steps, guidance, self.config.solver, ahead)
+        return flow.sample(
+            field, noise, self.config.euler_steps, guidance, self.config.solver, ahead
+        )
 
     @cached_property
     def _modules(self) -> "Functional[_Modules]":

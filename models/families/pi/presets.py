@@ -87,7 +87,7 @@ _PI0_FAST_TINY = Pi0FastConfig(
     state_dim=8,
     action_dim=8,
     horizon=8,
-    steps=64,
+    max_decoding_steps=64,
     writing="plain",
     compute=Compute(dtype="float32"),
 )
@@ -97,14 +97,14 @@ PRESETS = {
     "tiny": ModelPreset(_TINY, SMALL),
     "tabletop": ModelPreset(
         _TABLETOP,
-        merged(SMALL, trainer={"steps": 12_000, "save_every": 1000, "eval_every": 2000}),
+        merged(SMALL, trainer={"train_steps": 12_000, "save_every": 1000, "eval_every": 2000}),
     ),
     "metaworld": ModelPreset(
         _METAWORLD,
         merged(
             SMALL,
             optimizer={"learning_rate": 4e-3},
-            trainer={"steps": 10_000, "save_every": 2000, "eval_every": 2000},
+            trainer={"train_steps": 10_000, "save_every": 2000, "eval_every": 2000},
         ),
     ),
     "libero-tiny": ModelPreset(
@@ -113,7 +113,7 @@ PRESETS = {
             SMALL,
             data={"holdout": 0.03},
             optimizer={"learning_rate": 2e-3},
-            trainer={"steps": 8000, "save_every": 2000, "eval_every": 2000},
+            trainer={"train_steps": 8000, "save_every": 2000, "eval_every": 2000},
         ),
     ),
     "pi05": ModelPreset(_PI05, RELEASED),

@@ -43,8 +43,8 @@ _RULES = (
 _SECOND = r"(?:data (?:convert|from-robot)|convert_checkpoint|quantize|checkpoint export) \S+"
 _OUTPUT = rf"(?:--out|--record|{_SECOND}) (\S+)"
 _TRAIN = (
-    "--trainer.steps 2 --trainer.save-every 1 --trainer.log-every 1 --optimizer.warmup-steps 1 "
-    "--trainer.eval-every"
+    "--trainer.train-steps 2 --trainer.save-every 1 --trainer.log-every 1 "
+    "--optimizer.warmup-steps 1 --trainer.eval-every"
 )
 _RL = f"--eval-every 1 --eval-episodes 2 --save-every 1 --rollout.suite {STAGE}:SUITE"
 _GROUPS = "--rollout.tasks point --rollout.slots 2 --rollout.groups 2 --rollout.group 2"
@@ -58,9 +58,9 @@ SMALLER = {
     "record": "--episodes 2 --slots 2",
     "evaluate": "--episodes 1 --slots 1",
     "evaluate --data": "--observations 4 --shown 1",
-    "rl": f"--steps 1 {_RL} {_GROUPS}",
-    "rl --profile": f"--steps 2 {_RL} {_GROUPS}",
-    "rl tabletop-ppo": f"--steps 1 {_RL} --colocated.envs 4 --colocated.unroll 2 "
+    "rl": f"--learner-steps 1 {_RL} {_GROUPS}",
+    "rl --profile": f"--learner-steps 2 {_RL} {_GROUPS}",
+    "rl tabletop-ppo": f"--learner-steps 1 {_RL} --colocated.envs 4 --colocated.unroll 2 "
     "--colocated.warmup 0",
     "serve": "--port PORT --sizes 1 --euler-steps 1",
     "serve --fast": "--port PORT --sizes 1",

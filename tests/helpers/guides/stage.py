@@ -141,13 +141,14 @@ def _like(preset: RunConfig, folder: Any) -> RunConfig:
         if field.name != "compute"
         and (hasattr(value := getattr(model, field.name), "remat") or type(value) is int)
     }
-    return _small(preset, model=model.changed(**sized | {"steps": 2}).computing(dtype="float32"))
+    sized["euler_steps"] = min(model.euler_steps, 2)
+    return _small(preset, model=model.changed(**sized).computing(dtype="float32"))
 
 
 OPENPI = FIXTURES / "released" / "openpi" / "pi05"
 FAST = FIXTURES / "pi0_fast" / "openpi" / "pi0_fast"
 TINY = replace(
-    HOSTS, model=MODEL.changed(horizon=8, steps=2), data=replace(HOSTS.data, holdout=0.3)
+    HOSTS, model=MODEL.changed(horizon=8, euler_steps=2), data=replace(HOSTS.data, holdout=0.3)
 )
 TABLETOP = _small(presets.TABLETOP, model=TINY.model.changed(film_order=True, state_dim=16))
 METAWORLD = LIBERO_TINY = TINY

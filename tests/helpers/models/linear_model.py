@@ -34,7 +34,7 @@ class LinearConfig(ModelConfig, family="linear"):
     state_dim: int = 2
     action_dim: int = 2
     horizon: int = HORIZON
-    steps: int = 1
+    euler_steps: int = 1
     state_input: str = "suffix"
     compute: Compute = field(default_factory=lambda: Compute(dtype="float32"))
 
@@ -64,7 +64,7 @@ class Linear:
         told = jax.nn.one_hot(batch.text, VOCABULARY).sum(1)
         return jnp.concatenate([jnp.stack(bright, 1), told, batch.state[:, 0]], axis=1)
 
-    def sample_actions(self, params, batch, noise, steps=1, guidance=None):
+    def sample_actions(self, params, batch, noise, guidance=None):
         chunk = self.features(batch) @ params["weight"]
         return chunk.reshape(-1, 1, HORIZON, 2) + NOISE * noise
 

@@ -16,7 +16,7 @@ TINY = PiConfig(
     action_dim=4,
     horizon=6,
     state_input="token",
-    steps=2,
+    euler_steps=2,
     compute=Compute(dtype="float32"),
 )
 SPLIT = PiConfig(

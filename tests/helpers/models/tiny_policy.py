@@ -63,4 +63,4 @@ def recorded_groot(folder: Path) -> tuple[Policy, dict]:
     with np.load(GROOT / "cases.npz") as file:
         case = {k[7:]: file[k] for k in file.files if k.startswith("padded/")}
     names = ("images", "image_sample", "input_ids", "attention_mask", "state", "embodiment_id")
-    return load_policy(folder, steps=1), {name: case[name] for name in names}
+    return load_policy(folder, euler_steps=1), {name: case[name] for name in names}

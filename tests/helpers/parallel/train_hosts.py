@@ -20,7 +20,7 @@ from parallel.trainer import TrainerConfig
 from tests.helpers.parallel.opened import Run, train
 from tests.helpers.parallel.toy import OPTIMIZER, RULES, Denoiser, Fed, batches, position
 
-CONFIG = TrainerConfig(steps=32, save_every=4, keep=2)
+CONFIG = TrainerConfig(train_steps=32, save_every=4, keep=2)
 
 
 def shares(start: int, where: Any) -> Iterator[Fed]:

@@ -28,7 +28,7 @@ def run(directory: Path, steps: int, save_every: int) -> None:
         announced,
         position,
         Run(directory, config={}, assets={}),
-        TrainerConfig(steps=steps, save_every=save_every, keep=KEEP),
+        TrainerConfig(train_steps=steps, save_every=save_every, keep=KEEP),
         OPTIMIZER,
         mesh=make_mesh(devices=jax.devices()[:1]),
         resume=(directory / "config.json").exists(),

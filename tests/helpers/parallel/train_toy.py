@@ -28,7 +28,7 @@ from tests.helpers.parallel.opened import Run, train
 from tests.helpers.parallel.toy import OPTIMIZER, RULES, Denoiser, Fed, batches, position
 
 CONFIG = TrainerConfig(
-    steps=40, save_every=3, keep=2, eval_every=5, on_bad_step="skip", spike_factor=50.0
+    train_steps=40, save_every=3, keep=2, eval_every=5, on_bad_step="skip", spike_factor=50.0
 )
 POISONED = 13
 
@@ -57,7 +57,7 @@ def evaluate(
     step: int, state: Any, stopping: Callable[[], bool], long: bool = False
 ) -> dict[str, float]:
     print("evaluating", step, flush=True)
-    for _ in range(3000 if long and step == CONFIG.steps else 5):
+    for _ in range(3000 if long and step == CONFIG.train_steps else 5):
         if stopping():
             return {}
         time.sleep(0.02)

@@ -12,7 +12,7 @@ from tests.helpers.parallel.opened import Run
 from tests.helpers.rl.opened import improve
 
 QUIET = Console(quiet=True)
-CONFIG = RlConfig(steps=7, eval_every=3, save_every=2)
+CONFIG = RlConfig(learner_steps=7, eval_every=3, save_every=2)
 
 
 class Counting:

@@ -6,7 +6,7 @@ from rl.population.population import Generation
 
 RATE, CLIP = "learner.optimizer.learning_rate", "objective.clip"
 CONFIG = RlConfig(
-    steps=6,
+    learner_steps=6,
     learner=LearnerConfig(optimizer=OptimizerConfig(learning_rate=0.02, warmup_steps=0)),
     eval_every=2,
     save_every=3,

@@ -18,9 +18,9 @@ from tests.helpers.sim.point_world import PointWorld
 from tests.helpers.tools.small_run import MODEL
 
 HOST = RlConfig(
-    steps=3,
+    learner_steps=3,
     placement="host",
-    flow=FlowConfig(steps=2),
+    flow=FlowConfig(euler_steps=2),
     objective=ObjectiveConfig(advantage="group"),
     rollout=RolloutConfig(suite="points", groups=2, group=2, staleness=0, slots=1, reward="suite"),
     learner=LearnerConfig(micro=8),

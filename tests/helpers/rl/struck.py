@@ -29,8 +29,8 @@ from tools.command_line.ending import in_a_line
 
 KINDS = ("log", "full", "unmounted", "kill")
 AWAY = "checkpoints.away"
-COLOCATED = replace(test_colocated_placement.CONFIG, steps=24, save_every=3, eval_every=0)
-POPULATION = replace(test_evolution.CONFIG, steps=24, save_every=2, eval_every=4)
+COLOCATED = replace(test_colocated_placement.CONFIG, learner_steps=24, save_every=3, eval_every=0)
+POPULATION = replace(test_evolution.CONFIG, learner_steps=24, save_every=2, eval_every=4)
 
 
 def strike(kind: str, run: Path) -> None:

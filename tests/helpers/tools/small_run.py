@@ -28,12 +28,12 @@ MODEL = replace(
 SMALL = replace(
     TINY,
     model=MODEL,
-    trainer=replace(TINY.trainer, steps=8, save_every=3, eval_every=4),
+    trainer=replace(TINY.trainer, train_steps=8, save_every=3, eval_every=4),
     optimizer=replace(TINY.optimizer, name="adamw", learning_rate=1.5e-3, warmup_steps=2),
     data=replace(TINY.data, holdout=0.2),
     mesh=MeshConfig(data=1),
 )
-LONG = replace(SMALL, trainer=replace(SMALL.trainer, steps=40, save_every=4, eval_every=0))
+LONG = replace(SMALL, trainer=replace(SMALL.trainer, train_steps=40, save_every=4, eval_every=0))
 HOSTS = replace(SMALL, mesh=MeshConfig())
 
 

@@ -58,7 +58,7 @@ def test_a_guided_chunk_too(case):
 def test_models_sample_so(case, monkeypatch):
     model, params, batch = case
     noise = jax.random.normal(jax.random.key(0), batch.actions.shape)
-    sample = jax.jit(partial(model.sample_actions, steps=STEPS))
+    sample = jax.jit(model.config.changed(euler_steps=STEPS).build().sample_actions)
     close(sample(params, batch, noise), sampled(case, model.config.solver, ahead=False), 1e-5)
     modules = type(model._modules.bind(params))
 

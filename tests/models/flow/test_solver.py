@@ -138,7 +138,7 @@ def test_a_solver_that_there_is_not_is_refused():
 @pytest.mark.slow
 def test_a_checkpoint_carries_its_solver_and_loading_may_choose_another(tmp_path):
     policy = tiny_policy()
-    chosen = replace(CONFIG, steps=3, solver="ab2")
+    chosen = replace(CONFIG, euler_steps=3, solver="ab2")
     assets = {"processor": to_json(PROCESSOR)}
     saved = tmp_path / "checkpoints"
     with CheckpointWriter(saved, {"model": to_json(chosen)}, assets) as writer:
@@ -147,5 +147,5 @@ def test_a_checkpoint_carries_its_solver_and_loading_may_choose_another(tmp_path
     assert [loaded.model.config.solver, other.model.config.solver] == ["ab2", "euler"]
     two = [p.infer(openpi(2), keys=KEYS[:2])["actions"] for p in (loaded, other)]
     assert np.abs(two[0] - two[1]).max() > 1e-3
-    plain = replace(policy, model=Pi(replace(CONFIG, steps=3)))
+    plain = replace(policy, model=Pi(replace(CONFIG, euler_steps=3)))
     np.testing.assert_allclose(two[1], plain.infer(openpi(2), keys=KEYS[:2])["actions"], atol=1e-6)

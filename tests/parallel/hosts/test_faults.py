@@ -80,7 +80,7 @@ def test_a_fault_is_detected_in_time_and_its_first_cause_named(drill, fault):
 
 
 def test_after_all_faults_the_losses_are_those_of_an_untouched_run(drill, whole):
-    assert len(whole) == CONFIG.steps
+    assert len(whole) == CONFIG.train_steps
     assert losses(drill.folder) == whole
 
 
@@ -114,7 +114,7 @@ def test_a_smaller_job_goes_on_with_the_same_batches(tmp_path, whole):
 def test_faults_at_random_steps_and_ranks_change_no_loss(tmp_path, whole, seed):
     chance = random.Random(seed)
     kinds = [kind for kind in inject.KINDS if kind not in ("nan", "term")]
-    steps = sorted(chance.sample(range(1, CONFIG.steps), 4))
+    steps = sorted(chance.sample(range(1, CONFIG.train_steps), 4))
     faults = [f"{chance.choice(kinds)}@rank{chance.randrange(2)}:step{step}" for step in steps]
     options = ("--patience", "4", "--inject", ",".join(faults))
     said = launch(tmp_path, *options, launcher=("--max-restarts", "8"))

@@ -101,7 +101,7 @@ def finish(directory, count=1):
     job = Job(directory, "--resume", count=count)
     output = job.end()
     assert set(job.codes) == {0}, job.said
-    assert f"finished at {CONFIG.steps}" in output
+    assert f"finished at {CONFIG.train_steps}" in output
 
 
 def struck_until_finished(directory, count, signals, seed):
@@ -150,12 +150,12 @@ def test_two_processes_stop_together_when_one_is_told_to(tmp_path, paired):
 
 def test_two_processes_make_the_last_evaluation_that_a_signal_to_one_interrupted(tmp_path):
     job = Job(tmp_path, "--long", count=2)
-    job.strike(f"evaluating {CONFIG.steps}", 0, signal.SIGTERM, index=1)
-    assert job.said.count(f"stopped at {CONFIG.steps}\n") == 2, job.said
+    job.strike(f"evaluating {CONFIG.train_steps}", 0, signal.SIGTERM, index=1)
+    assert job.said.count(f"stopped at {CONFIG.train_steps}\n") == 2, job.said
     for _ in range(2):
         finish(tmp_path, 2)
         found = [line["step"] for line in read_metrics(tmp_path) if "eval_loss" in line]
-        assert found == list(range(CONFIG.eval_every - 1, CONFIG.steps, CONFIG.eval_every))
+        assert found == list(range(CONFIG.eval_every - 1, CONFIG.train_steps, CONFIG.eval_every))
 
 
 @pytest.mark.drill

@@ -26,7 +26,7 @@ def evaluate(step, state, stopping):
         os.kill(os.getpid(), signal.SIGKILL)
     return {}
 
-run, config = Run(Path(sys.argv[1]), {}, {}), TrainerConfig(steps=16, save_every=6)
+run, config = Run(Path(sys.argv[1]), {}, {}), TrainerConfig(train_steps=16, save_every=6)
 resume = run.directory.exists()
 mesh = make_mesh(devices=jax.devices()[:1])
 train(Denoiser(), RULES, batches, position, run, config, OPTIMIZER, mesh=mesh, resume=resume,

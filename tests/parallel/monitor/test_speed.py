@@ -93,7 +93,7 @@ def test_devices_are_found_by_the_names_that_jax_has_for_them():
 
 def test_a_run_logs_its_speed_as_often_as_tensorboard_and_not_that_of_its_first_step(tmp_path):
     where = Run(tmp_path, config={"model": "toy"}, assets={})
-    config = TrainerConfig(steps=8, log_every=3)
+    config = TrainerConfig(train_steps=8, log_every=3)
     train(Denoiser(32), RULES, batches, position, where, config, OPTIMIZER, mesh=MESH)
     lines = {row["step"]: row for row in read_metrics(tmp_path) if "loss" in row}
     assert [step for step, row in lines.items() if "step_seconds_p50" in row] == [3, 6]

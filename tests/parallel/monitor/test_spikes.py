@@ -19,7 +19,7 @@ from tests.helpers.parallel.toy import OPTIMIZER, RULES, Denoiser, batch, batche
 
 MESH = make_mesh(MeshConfig(data=4, fsdp=2))
 ONE = make_mesh(devices=jax.devices()[:1])
-CONFIG = TrainerConfig(steps=12, save_every=4, on_bad_step="skip")
+CONFIG = TrainerConfig(train_steps=12, save_every=4, on_bad_step="skip")
 
 
 def scaled(b, factor):
@@ -101,7 +101,7 @@ def test_skipped_steps_are_counted_and_the_same_in_a_resumed_run(tmp_path, capsy
 
 @pytest.mark.parametrize(("bad", "source"), [(6, bad_at({6})), (30, bad_at({10, 30}, 1e3))])
 def test_a_bad_step_stops_the_run_each_time_until_it_is_skipped(tmp_path, bad, source):
-    skipping = replace(CONFIG, steps=34, save_every=25, spike_factor=8.0)
+    skipping = replace(CONFIG, train_steps=34, save_every=25, spike_factor=8.0)
     stopping = replace(skipping, on_bad_step="stop")
     said = rf"Step {bad} has .* resume with --trainer\.on_bad_step skip to leave it out"
     for resume in (False, True):
@@ -115,13 +115,13 @@ def test_a_bad_step_stops_the_run_each_time_until_it_is_skipped(tmp_path, bad, s
 
 def test_ten_bad_steps_in_a_row_end_a_run_that_skips_them(tmp_path):
     with pytest.raises(BadStep, match=r"Step 11 .* 10 steps in a row were skipped") as caught:
-        run(tmp_path, replace(CONFIG, steps=20), bad_at(set(range(2, 20))))
+        run(tmp_path, replace(CONFIG, train_steps=20), bad_at(set(range(2, 20))))
     assert caught.value.step == 11
 
 
 @pytest.mark.slow
 def test_a_gradient_far_above_the_usual_is_a_spike_in_a_resumed_run_too(tmp_path):
-    config = replace(CONFIG, steps=40, save_every=7, spike_factor=8.0)
+    config = replace(CONFIG, train_steps=40, save_every=7, spike_factor=8.0)
     run(tmp_path / "whole", config, bad_at({10, 30}, factor=1e3))
     whole = lines(tmp_path / "whole")
     assert [step for step, _, skipped in whole if skipped] == [30]  # at 10 nothing is usual yet

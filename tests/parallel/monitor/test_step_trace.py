@@ -15,7 +15,7 @@ from tests.helpers.parallel.launched import launch
 from tests.helpers.parallel.opened import Run, train
 from tests.helpers.parallel.toy import OPTIMIZER, RULES, Denoiser, batches, losses, position
 
-CONFIG = TrainerConfig(steps=8, save_every=4)
+CONFIG = TrainerConfig(train_steps=8, save_every=4)
 
 
 def run(directory, profile="", source=batches, **options):

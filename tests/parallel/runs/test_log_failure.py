@@ -32,7 +32,7 @@ from tests.helpers.parallel.toy import (
     position,
 )
 
-CONFIG = TrainerConfig(steps=12, save_every=100, log_every=1)
+CONFIG = TrainerConfig(train_steps=12, save_every=100, log_every=1)
 LOGS = ("metrics.jsonl", "goodput.jsonl", "tensorboard")
 
 

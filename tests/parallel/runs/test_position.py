@@ -21,7 +21,7 @@ HUGE = 10**30
 
 def run(directory, steps, **options):
     where = Run(directory, config={}, assets={})
-    config = TrainerConfig(steps=steps)
+    config = TrainerConfig(train_steps=steps)
     return train(
         Denoiser(8), RULES, batches, position, where, config, OPTIMIZER, mesh=MESH, **options
     )

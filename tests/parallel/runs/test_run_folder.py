@@ -16,7 +16,7 @@ from parallel.trainer import TrainerConfig
 from tests.helpers.parallel.opened import Run, train
 from tests.helpers.parallel.toy import OPTIMIZER, RULES, Denoiser, batches, fed, losses, position
 
-CONFIG = TrainerConfig(steps=8, save_every=2, keep=2)
+CONFIG = TrainerConfig(train_steps=8, save_every=2, keep=2)
 LOGS = ("metrics.jsonl", "goodput.jsonl")
 
 
@@ -206,7 +206,7 @@ def test_logs_are_on_disk_before_a_save_begins(tmp_path, monkeypatch):
         return save(writer, step, *rest)
 
     monkeypatch.setattr(checkpoint.CheckpointWriter, "save", saving)
-    run(tmp_path, replace(CONFIG, steps=4))
+    run(tmp_path, replace(CONFIG, train_steps=4))
     assert checkpoint.steps(tmp_path / "checkpoints") == [2, 4]
 
 
@@ -217,5 +217,5 @@ def test_a_log_that_fails_at_a_save_costs_no_steps(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("parallel.monitor.metrics.MetricsWriter.sync", failing)
         with pytest.raises(OSError, match=r"No space left .* stopped after step \d of 4, saved"):
-            run(tmp_path, replace(CONFIG, steps=4))
+            run(tmp_path, replace(CONFIG, train_steps=4))
     assert checkpoint.steps(tmp_path / "checkpoints")[0] == 2

@@ -50,7 +50,7 @@ def held(tmp_path_factory):
 
 
 def toy(folder, steps, **options):
-    run, config = Run(folder, {"model": "toy"}, {}), TrainerConfig(steps=steps, save_every=2)
+    run, config = Run(folder, {"model": "toy"}, {}), TrainerConfig(train_steps=steps, save_every=2)
     mesh = make_mesh(devices=jax.devices()[:1])
     return train(Denoiser(), RULES, batches, position, run, config, OPTIMIZER, mesh=mesh, **options)
 

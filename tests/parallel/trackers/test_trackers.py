@@ -59,7 +59,7 @@ def trained(directory, track):
         batches,
         position,
         where,
-        TrainerConfig(steps=4, save_every=4, log_every=1, eval_every=4),
+        TrainerConfig(train_steps=4, save_every=4, log_every=1, eval_every=4),
         OPTIMIZER,
         hooks=[measured],
         track=track,

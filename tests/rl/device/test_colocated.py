@@ -36,7 +36,7 @@ def configured(rate=1e-3, minibatches=2, rate_factors=(), **own) -> RlConfig:
         ema_decay=0.0,
     )
     return RlConfig(
-        steps=4,
+        learner_steps=4,
         placement="colocated",
         rollout=RolloutConfig(replan_steps=3),
         learner=LearnerConfig(epochs=2, minibatches=minibatches, optimizer=optimizer),
@@ -111,7 +111,7 @@ def test_only_the_value_head_learns_at_first_whatever_decays_or_is_paid_for_entr
     made = program(
         replace(
             plain,
-            flow=FlowConfig(noise="learned", steps=2),
+            flow=FlowConfig(noise="learned", euler_steps=2),
             objective=ObjectiveConfig(entropy_weight=0.1),
             learner=replace(plain.learner, optimizer=optimizer),
         )

@@ -23,9 +23,9 @@ from tests.helpers.sim.point_world import PointWorld
 pytestmark = pytest.mark.slow
 
 CONFIG = RlConfig(
-    steps=4,
+    learner_steps=4,
     placement="colocated",
-    flow=FlowConfig(steps=2),
+    flow=FlowConfig(euler_steps=2),
     rollout=RolloutConfig(replan_steps=3),
     colocated=ColocatedConfig(envs=4, unroll=2),
     save_every=2,
@@ -39,7 +39,7 @@ def test_a_resumed_run_learns_what_the_whole_one_did(tmp_path):
 
     def run(out, steps, resume=False):
         made = Run(out, {}, {})
-        config = replace(CONFIG, steps=steps)
+        config = replace(CONFIG, learner_steps=steps)
         return improve(lambda: nullcontext(place), made, config, Console(quiet=True), resume=resume)
 
     assert run(tmp_path / "whole", 4).finished

@@ -21,7 +21,7 @@ LONG = " ".join(["push"] * 40)
 
 @pytest.fixture(scope="module")
 def actor():
-    return FlowActor(ROBOT, FlowConfig(steps=2))
+    return FlowActor(ROBOT, FlowConfig(euler_steps=2))
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_answers_are_draws_in_the_robots_units(actor, params):
 
 def test_without_noise_answers_are_the_policys(params):
     asked = requests()
-    calm = FlowActor(ROBOT, FlowConfig(level=0.0, steps=2))
+    calm = FlowActor(ROBOT, FlowConfig(level=0.0, euler_steps=2))
     chunks = np.stack([answer.actions for answer in calm.answer(params, asked)])
     np.testing.assert_allclose(chunks, POLICY.sample_actions(asked), atol=2e-6)
 
@@ -83,7 +83,7 @@ def test_the_values_of_observations_are_those_recorded_with_their_chunks(actor, 
 
 @pytest.mark.slow
 def test_a_warm_actor_compiles_nothing_more(params):
-    fresh, done = FlowActor(replace(ROBOT, policy=POLICY.varied()), FlowConfig(steps=2)), []
+    fresh, done = FlowActor(replace(ROBOT, policy=POLICY.varied()), FlowConfig(euler_steps=2)), []
     fresh.warm(params, text=40, progress=lambda *count: done.append(count))
     assert done == [(1, 3), (2, 3), (3, 3)]  # 16, 32 and 64 words
     assert (fresh._draw._cache_size(), fresh._value._cache_size()) == (3, 3)

@@ -242,7 +242,7 @@ def test_a_run_that_goes_on_accounts_for_what_the_first_gave_up():
     done, second = [], Learner(rate=0, params={"bias": bias})
     weights = Weights(second.params, version=2)
     system = HostSystem([Restless(4)], [Inference(Policy())], second, weights, starts, iter)
-    run_host(system, HostConfig(CONFIG, steps=4), resume=state, on_step=done.append)
+    run_host(system, HostConfig(CONFIG, learner_steps=4), resume=state, on_step=done.append)
     whole, _ = run([Restless(2)], learner=Learner(rate=0))
     numbers = [sorted(t.number for t in step) for step in second.tickets]
     assert numbers == [[6, 7, 8], [9, 10, 11], []]

@@ -136,14 +136,14 @@ def test_a_steps_metrics_are_its_own_and_no_sums_over_the_run(monkeypatch):
 def test_a_policy_that_acts_rounded_records_its_own_log_probabilities(tmp_path):
     """Rounding is, without staleness, all that parts the actor, on devices of its own, from the
     learner, so the importance weights are what it leaves."""
-    policy = load_policy(save_policy(tmp_path), steps=2)
+    policy = load_policy(save_policy(tmp_path), euler_steps=2)
     rollout = replace(HOST.rollout, slots=2, inference_devices=4, snapshots="bfloat16")
-    config = replace(HOST, steps=1, objective=OBJECTIVE, rollout=rollout)
+    config = replace(HOST, learner_steps=1, objective=OBJECTIVE, rollout=rollout)
     at = OnHost(policy, POINTS, ("points",), [open_slots(("points",), 2, 32)], config)
     exact = jax.tree.map(np.array, at._learner.state.params)
     learnt, metrics, batches = [], [], at._batches
     at._batches = lambda tickets: (learnt.append(part) or part for part in batches(tickets))
-    at.run(metrics.append, lambda: False, config.steps)
+    at.run(metrics.append, lambda: False, config.learner_steps)
     rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16), exact)
     log_prob = jax.jit(partial(flow_policy.log_prob, policy.model, config=config.flow))
     experience = learnt[0].experience

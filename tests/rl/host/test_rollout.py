@@ -38,7 +38,7 @@ def acted(slots, timeline=None, **options):
     learner = Learner(rate=0)
     weights = Weights({"bias": learner.params["bias"].copy()})
     system = HostSystem(slots, [Inference(Blind())], learner, weights, starts, iter)
-    run_host(system, HostConfig(replace(CONFIG, **options), steps=3), timeline=timeline)
+    run_host(system, HostConfig(replace(CONFIG, **options), learner_steps=3), timeline=timeline)
     return learner
 
 

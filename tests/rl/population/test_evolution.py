@@ -104,7 +104,7 @@ def breed(out, population=TWO, config=CONFIG, at=lambda step: None, evaluate=sco
         (PopulationConfig(2, tuned=(CLIP, CLIP)), "none twice"),
         (PopulationConfig(2, tuned=("objective.name",)), "'objective.name', which is 'ppo'; name"),
         (PopulationConfig(2, tuned=("learner.epochs",)), "'learner.epochs', which is 1; name"),
-        (PopulationConfig(2, tuned=("steps",)), "'steps', which is 6"),
+        (PopulationConfig(2, tuned=("learner_steps",)), "'learner_steps', which is 6"),
         (PopulationConfig(2, tuned=("objective.clop",)), "'objective.clop', which is not a field"),
         (PopulationConfig(2, tuned=("learner",)), "'learner', which is LearnerConfig"),
         (PopulationConfig(2, tuned=("rollout.deadline",)), "name a field of learner, objective"),
@@ -248,7 +248,7 @@ def test_the_folder_of_a_population_holds_the_best_member(whole):
     last = evolved.generations[-1]
     assert last.success[evolved.best] == max(last.success)
     assert arrays(own.find(out)) == arrays(own.find(out / "members" / str(evolved.best)))
-    assert own.steps(out / "checkpoints") == [CONFIG.steps]
+    assert own.steps(out / "checkpoints") == [CONFIG.learner_steps]
     assert read_generations(out) == list(evolved.generations)
     for k in (0, 1):
         assert [row["step"] for row in steps_of(out / "members" / str(k))] == list(range(6))
@@ -273,14 +273,14 @@ def test_a_signal_between_turns_ends_the_evaluation(tmp_path):
 
     assert not breed(tmp_path, evaluate=struck).finished
     assert not (tmp_path / FILE_NAME).exists()
-    assert breed(tmp_path, resume=True, config=replace(CONFIG, steps=2)).finished
+    assert breed(tmp_path, resume=True, config=replace(CONFIG, learner_steps=2)).finished
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hopeless", [1e3, 1e-9])
 def test_a_hopeless_learning_rate_is_got_rid_of(hopeless, tmp_path):
     """The one is not finite any more after some steps, the other stays where it begins."""
-    config = replace(CONFIG, steps=54, eval_every=18, save_every=0)
+    config = replace(CONFIG, learner_steps=54, eval_every=18, save_every=0)
     first = generation(hopeless, 0.02)
     breed_from(tmp_path, first, config)
     mended = []
@@ -325,8 +325,8 @@ def test_a_folder_with_a_population_is_refused_without_resume_and_one_without_is
 
 
 def test_a_finished_population_goes_on_when_it_is_given_more_steps(tmp_path):
-    assert breed(tmp_path, config=replace(CONFIG, steps=2)).finished
-    evolved = breed(tmp_path, config=replace(CONFIG, steps=4), resume=True)
+    assert breed(tmp_path, config=replace(CONFIG, learner_steps=2)).finished
+    evolved = breed(tmp_path, config=replace(CONFIG, learner_steps=4), resume=True)
     assert [generation.step for generation in evolved.generations] == [0, 2, 4]
     assert own.steps(tmp_path / "checkpoints") == [4]
 

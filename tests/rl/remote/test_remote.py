@@ -249,7 +249,7 @@ def test_a_whole_run_elsewhere_leaves_the_same_policy_bit_for_bit(ray, tmp_path,
         monkeypatch.setattr(f"{module}.load_suite", lambda name: POINTS)
     monkeypatch.setattr("rl.host.placement.split_devices", lambda acting: (one, one))
     begun, quiet = save_policy(tmp_path / "begun"), Console(quiet=True)
-    config = replace(HOST, steps=2, eval_every=0)
+    config = replace(HOST, learner_steps=2, eval_every=0)
     spread = replace(config, placement="disaggregated", disaggregated=DisaggregatedConfig(1, 1))
     with pytest.raises(ValueError, match="--ray-address auto is for placement 'disaggregated'"):
         tools.rl.run(RlPaths(begun, tmp_path / "refused", ray_address="auto"), config, quiet)
@@ -259,7 +259,7 @@ def test_a_whole_run_elsewhere_leaves_the_same_policy_bit_for_bit(ray, tmp_path,
         tools.rl.run(RlPaths(begun, out), placed, quiet)
         saved.append(own.restore_params(out, "params"))
     assert jax.tree.all(jax.tree.map(np.array_equal, *saved))
-    longer = replace(spread, steps=3)
+    longer = replace(spread, learner_steps=3)
     assert tools.rl.run(RlPaths(begun, out, resume=True), longer, quiet).step == 3
     changed = jax.tree.map(np.array_equal, saved[0], own.restore_params(begun))
     assert not jax.tree.all(changed)

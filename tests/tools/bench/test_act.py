@@ -38,7 +38,7 @@ def test_openpi_acts_in_turn_with_ours_and_the_first_round_is_not_counted(monkey
     assert order == ["openpi", *["ours", "openpi"] * 8]
     first, *rest = asked
     assert first["config"] == pi05.their_config(pi05.CONFIG) | {"dtype": "float32"}
-    assert first["steps"] == pi05.CONFIG.steps
+    assert first["steps"] == pi05.CONFIG.euler_steps
     assert rest == [{"run": "act", "batch": 1}] * 4 + [{"run": "act", "batch": 2}] * 4
     assert found["ratio"] == pytest.approx(3)
     assert [row["ratio"] for row in found["rows"]] == pytest.approx([3, 1.5])

@@ -65,7 +65,7 @@ def trained(home):
     """A folder with the run of a demo that has learnt nothing."""
     for command in (
         "record --suite tabletop-lift --episodes 8 --out runs/demo/dataset",
-        "train --data runs/demo/dataset --preset tiny --trainer.steps 2 "
+        "train --data runs/demo/dataset --preset tiny --trainer.train-steps 2 "
         "--optimizer.warmup-steps 1 --out runs/demo",
     ):
         words = [sys.executable, "-m", *f"tools.{command}".split()]

@@ -13,6 +13,8 @@ from tools.recipes.presets import RunConfig
         (["--steps", "4"], ["--euler-steps", "4"]),
         (["--steps=4"], ["--euler-steps=4"]),
         (["--rollout.execute", "4"], ["--rollout.replan-steps", "4"]),
+        (["--flow.steps=4"], ["--flow.euler-steps=4"]),
+        (["--trainer.steps", "4"], ["--trainer.train-steps", "4"]),
         (["--objective.trace=0.9"], ["--objective.gae-lambda=0.9"]),
         (["--learner.optimizer.rates"], ["--learner.optimizer.rate-factors"]),
         (["--data.encoding", "none"], ["--data.encoding", "direct"]),

@@ -44,8 +44,8 @@ def points():
 
 @pytest.fixture(scope="module")
 def config():
-    trainer = replace(SMALL.trainer, steps=6, save_every=3, eval_every=3, keep=2)
-    model = replace(SMALL.model, image_size=32, steps=3)
+    trainer = replace(SMALL.trainer, train_steps=6, save_every=3, eval_every=3, keep=2)
+    model = replace(SMALL.model, image_size=32, euler_steps=3)
     acting = ClosedLoopConfig("points", ("far",), episodes=4)
     return replace(SMALL, trainer=trainer, model=model, closed_loop=acting)
 

@@ -134,7 +134,7 @@ def test_openpis_policy_acts_in_a_suite_whose_cameras_have_other_names(options, 
     found = evaluate.run(config, Console(quiet=True))["trained"]
     assert found.success.trials == 1
     policy = load_policy(
-        FIXTURES / "pi0", horizon=8, relative=(), tokenizer=options.tokenizer, steps=1
+        FIXTURES / "pi0", horizon=8, relative=(), tokenizer=options.tokenizer, euler_steps=1
     )
     for request, chunk in shown:
         assert chunk.shape == (8, libero_like.ACTIONS)

@@ -180,7 +180,7 @@ def test_a_run_keeps_the_scales_of_ours_and_resumes_with_no_others(dataset, tmp_
     first, second = tmp_path / "first", tmp_path / "second"
     config = replace(
         scaled_by("quantile"),
-        trainer=replace(SMALL.trainer, steps=3, save_every=1, eval_every=0),
+        trainer=replace(SMALL.trainer, train_steps=3, save_every=1, eval_every=0),
     )
     assert train.run(train.Paths(str(dataset), first), config, QUIET).finished
     other = write_dataset(tmp_path / "later" / "arm", seed=3)

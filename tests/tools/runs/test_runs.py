@@ -46,7 +46,10 @@ def typed(monkeypatch, capsys):
 def made(folder, losses, steps=100, rate=1e-3, data="lift", held_out=(), success=()):
     """A run's folder, as training leaves it."""
     (folder / "checkpoints").mkdir(parents=True)
-    config = {"optimizer": {"learning_rate": rate, "name": "muon"}, "trainer": {"steps": steps}}
+    config = {
+        "optimizer": {"learning_rate": rate, "name": "muon"},
+        "trainer": {"train_steps": steps},
+    }
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "origin.json").write_text(json.dumps({"preset": "tiny", "data": f"sets/{data}"}))
     rows = [{"step": step, "loss": loss, "step_seconds": 60.0} for step, loss in enumerate(losses)]
@@ -127,7 +130,9 @@ def status(folder, saved=None, rl=False, events=(), locked_by=None):
     """Status of a run that made 3 of 3 steps, or 3 of 4 of RL."""
     run = made(folder, [3.0, 2.0, 1.0], 3)
     if rl:
-        (run / "config.json").write_text(json.dumps({"rl": {"steps": 4}, "trainer": {"steps": 3}}))
+        (run / "config.json").write_text(
+            json.dumps({"rl": {"steps": 4}, "trainer": {"train_steps": 3}})
+        )
     if saved is not None:
         (run / "saved.json").write_text(json.dumps({"step": saved}))
     lines = [{"event": e, "step": 3, "time": 1, "seconds": {}, "start": 1} for e in events]
@@ -152,7 +157,7 @@ def test_a_run_whose_last_steps_are_lost_was_interrupted_though_it_made_them(tmp
 def test_a_run_that_owes_its_last_evaluation_is_not_finished(tmp_path, every, expected):
     run = made(tmp_path / "a", [3.0, 2.0, 1.0], 3)
     (run / "config.json").write_text(
-        json.dumps({"trainer": {"steps": 3, "eval_every": every, "save_every": 1}})
+        json.dumps({"trainer": {"train_steps": 3, "eval_every": every, "save_every": 1}})
     )
     (run / "saved.json").write_text(json.dumps({"step": 3}))
     path = run / "metrics.jsonl"
@@ -202,7 +207,7 @@ def test_only_what_differs_in_the_configs_is_compared(tmp_path, typed):
 
 def test_the_page_escapes_names_and_needs_no_network_and_no_script(tmp_path):
     run = made(tmp_path / HOSTILE, [1.0, 2.0], data=HOSTILE, held_out=[(2, 1.0)])
-    (run / "config.json").write_text(json.dumps({HOSTILE: HOSTILE, "trainer": {"steps": 2}}))
+    (run / "config.json").write_text(json.dumps({HOSTILE: HOSTILE, "trainer": {"train_steps": 2}}))
     filmed(run, [1])
     text = page(run, made(tmp_path / "b", [float("inf")], success=[(1, 0.5)]))
     found = Page(text)

@@ -37,7 +37,7 @@ def robot(**changed):
 
 
 def make_policy(embodiment, **changed):
-    config = replace(TINY.model, chunks=1, steps=2, **changed)
+    config = replace(TINY.model, chunks=1, euler_steps=2, **changed)
     processor = word_processor(
         image_size=config.image_size,
         state_dim=config.state_dim,

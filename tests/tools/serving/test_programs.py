@@ -55,7 +55,7 @@ def test_other_weights_share_a_program_and_another_sampler_does_not(tmp_path, tr
     doubled = replace(policy, params=jax.tree.map(lambda x: 2 * x, policy.params))
     acted(with_programs(doubled, tmp_path))
     assert len(traced) == 1
-    longer = replace(policy, model=policy.model.config.changed(steps=3).build())
+    longer = replace(policy, model=policy.model.config.changed(euler_steps=3).build())
     three = acted(with_programs(longer, tmp_path))
     assert len(traced) == 2
     np.testing.assert_allclose(three, acted(replace(longer)), atol=1e-6)

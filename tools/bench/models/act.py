@@ -85,7 +85,7 @@ def compared(
     policy, rows = _policy(config, batches), []
     theirs = pi05.their_config(config) | {"dtype": config.compute.dtype}
     with asking(peer, "openpi") as ask:
-        about = ask(config=theirs, seed=0, steps=config.steps)
+        about = ask(config=theirs, seed=0, steps=config.euler_steps)
         for batch in track(batches, "π0.5 and openpi's act", console=console):
             acting, took = acts(policy, batch), list[tuple[float, float]]()
             for _ in range(rounds + 1):  # the first compiles

@@ -129,7 +129,7 @@ def measured(
         at = Path(folder)
         np.savez(at / "batch.npz", **arrays)  # type: ignore[arg-type]
         request = {"batch": str(at / "batch.npz"), "params": str(at / "params"), "seed": _SEED}
-        request |= {"config": their_config(config), "steps": config.steps}
+        request |= {"config": their_config(config), "steps": config.euler_steps}
         console.print("openpi initialises weights; then both compute the same batch")
         exact = {"JAX_DEFAULT_MATMUL_PRECISION": _EXACT}
         with asking(peer, "openpi", exact) as ask, jax.default_matmul_precision(_EXACT):

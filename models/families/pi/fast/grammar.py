@@ -52,7 +52,7 @@ class Grammar:
                 told = f"at least {needed}" if needed < _NEVER else "more than any number of"
                 raise ValueError(
                     f"A chunk of {self.horizon} steps of {dims} dims takes {told} tokens of this "
-                    f"FAST tokenizer, but model.steps allows {self.longest}."
+                    f"FAST tokenizer, but model.max_decoding_steps allows {self.longest}."
                 )
 
     def begin(self, embodiment: Int[Array, "*b"]) -> Rest:

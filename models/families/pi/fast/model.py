@@ -45,13 +45,12 @@ Writing = Literal["plain", "openpi", "lerobot"]
 class Pi0FastConfig(ModelConfig, family="pi0_fast"):
     """Architecture; the defaults are openpi's.
 
-    `steps`: largest number of FAST tokens in a chunk when acting. `targets`: places in training for
-    a chunk's tokens and those around them; 0 leaves the number to the data. `temperature`: that of
-    sampling a token; 0 takes the likeliest.
-    `writing`: "plain" acts exactly as it was trained. The authors' implementations differ a little:
-    "openpi" leaves out a position before the first token that it writes when acting, and in
-    "lerobot" the prefix sees its last token only when acting. `head`: tokens are scored by a
-    separate table, not by the embedding.
+    `max_decoding_steps`: largest number of FAST tokens in a chunk when acting. `targets`: places in
+    training for a chunk's tokens and those around them; 0 leaves the number to the data.
+    `temperature`: that of sampling a token; 0 takes the likeliest. `writing`: "plain" acts exactly
+    as it was trained. The authors' implementations differ a little: "openpi" leaves out a position
+    before the first token that it writes when acting, and in "lerobot" the prefix sees its last
+    token only when acting. `head`: tokens are scored by a separate table, not by the embedding.
     """
 
     vision: SiglipConfig = field(default_factory=SiglipConfig)
@@ -61,7 +60,7 @@ class Pi0FastConfig(ModelConfig, family="pi0_fast"):
     state_dim: int = 32
     action_dim: int = 32
     horizon: int = 32
-    steps: int = 256
+    max_decoding_steps: int = 256
     targets: int = 0
     temperature: float = 0.0
     writing: Writing = "openpi"
@@ -71,11 +70,19 @@ class Pi0FastConfig(ModelConfig, family="pi0_fast"):
     state_input = "text"
 
     def __post_init__(self) -> None:
-        check_reading(self)
+        check_reading(self, "max_decoding_steps")
         check_size("model.targets", self.targets, least=0)
         if not 0 <= self.temperature <= 100:
             raise ValueError(f"model.temperature is {self.temperature}; expected 0 to 100.")
         self.vision.check_image("model", self.image_size)
+
+    @staticmethod
+    def from_older(values: dict[str, Any]) -> dict[str, Any]:
+        """Today's fields, from those of configs in which `max_decoding_steps` was `steps`."""
+        if "max_decoding_steps" in values or "euler_steps" not in values:
+            return values
+        named = {"euler_steps": "max_decoding_steps"}
+        return {named.get(name, name): value for name, value in values.items()}
 
     @property
     def tokens_per_image(self) -> int:
@@ -174,12 +181,12 @@ class Pi0Fast:
 
         Raises:
           ValueError: `processor` has no tokenizer for actions or for text, or a chunk takes more
-            tokens than `config.steps`.
+            tokens than `config.max_decoding_steps`.
         """
         dims = tuple(len(robot.actions.offset) for robot in processor.embodiments)
         config = self.config
         tokens = processor.action_tokens
-        grammar = Grammar(tokens.found(), config.horizon, dims, config.steps)
+        grammar = Grammar(tokens.found(), config.horizon, dims, config.max_decoding_steps)
         before = tuple(opening(processor.tokenizer).tolist())
         return replace(self, grammar=grammar, top=tokens.top, opening=before)
 
@@ -234,7 +241,7 @@ class Pi0Fast:
         opening = jnp.broadcast_to(opening, (*last.shape, len(opening)))
         first = jnp.concatenate([last[..., None], opening], axis=-1)
         depth, rows, _, *heads = cache.k.shape
-        room = first.shape[2] + config.steps
+        room = first.shape[2] + config.max_decoding_steps
         past = jnp.zeros((depth, rows, last.shape[1], room, *heads), cache.k.dtype)
         size = grammar.fast.size
         table = modules.scorer[self.top - size + 1 : self.top + 1][::-1].astype(past.dtype)
@@ -247,7 +254,7 @@ class Pi0Fast:
                 each = jax.vmap(jax.vmap(lambda k: jax.random.fold_in(k, at)))(keys)
                 drawn = jax.vmap(jax.vmap(lambda k: jax.random.gumbel(k, (size,))))(each)
                 scores = scores / config.temperature + drawn
-            allowed = grammar.allowed(rest, config.steps - at)
+            allowed = grammar.allowed(rest, config.max_decoding_steps - at)
             return jnp.argmax(jnp.where(allowed, scores, -jnp.inf), axis=-1).astype(jnp.int32)
 
         def read(tokens: Array, own: Any, start: Array | int) -> tuple[Array, Any]:
@@ -273,7 +280,7 @@ class Pi0Fast:
 
         hidden, own = read(first, (past, past), 0)
         nothing = jnp.zeros(last.shape, jnp.int32)
-        written = jnp.zeros((*last.shape, config.steps), jnp.int32)
+        written = jnp.zeros((*last.shape, config.max_decoding_steps), jnp.int32)
         rest, empty = grammar.begin(batch.embodiment), jnp.asarray(batch.weight) == 0
         begun = jnp.int32(1), own, take(0, hidden, (nothing, written, nothing, rest, empty))
         _, _, (_, written, count, *_) = jax.lax.while_loop(lambda s: ~s[2][4].all(), step, begun)
@@ -284,24 +291,17 @@ class Pi0Fast:
         params: Params,
         batch: PackedBatch,
         noise: Float[Array, "r k h a"],
-        steps: int | None = None,
         guidance: Guidance | Given | None = None,
     ) -> Float[Array, "r k h a"]:
         """Normalised action chunks, with as many dims as the robot has; 0 in the others.
 
         Raises:
-          ValueError: the model was given no processor, `steps` is not the config's, or there is a
-            chunk to continue.
+          ValueError: the model was given no processor, or there is a chunk to continue.
         """
         if guidance is not None:
             raise ValueError(
                 "π0-FAST writes a chunk token by token, so it cannot continue the previous chunk "
                 "(real-time chunking); leave out the previous chunk."
-            )
-        if steps not in (None, self.config.steps):
-            raise ValueError(
-                f"steps is {steps}, but the chunk's grammar is made for {self.config.steps} tokens;"
-                f" change model.steps."
             )
         written, count = self.write(params, batch, noise)
         chunks = jax.vmap(jax.vmap(self._grammar.chunk))(written, count, batch.embodiment)

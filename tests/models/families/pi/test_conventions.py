@@ -51,13 +51,13 @@ def folder(root: Path, name: str, kind: str, assets: str | None = None) -> Path:
 @pytest.fixture(scope="module")
 def libero(tmp_path_factory):
     at = folder(tmp_path_factory.mktemp("a"), "pi05_libero", "pi05", "physical-intelligence/libero")
-    return load_policy(at, steps=1)
+    return load_policy(at, euler_steps=1)
 
 
 @pytest.fixture(scope="module")
 def pi0_libero(tmp_path_factory):
     at = folder(tmp_path_factory.mktemp("b"), "pi0_libero", "pi0", "physical-intelligence/libero")
-    return at, load_policy(at, steps=1, horizon=2)
+    return at, load_policy(at, euler_steps=1, horizon=2)
 
 
 def test_a_folder_named_like_a_released_policy_has_its_horizon(tmp_path, libero):
@@ -99,7 +99,7 @@ def test_pi05_libero_is_not_told_the_state_that_it_never_saw(libero):
 
 def test_pi0_liberos_actions_are_differences_from_the_state_but_for_the_gripper(pi0_libero):
     at, policy = pi0_libero
-    absolute = load_policy(at, steps=1, horizon=2, relative=())
+    absolute = load_policy(at, euler_steps=1, horizon=2, relative=())
     absolute = absolute.varied()
     vars(absolute).update(_sample=policy._sample)
     seen = LIBERO | TOKENS | {"observation/state": STATE}
@@ -288,7 +288,7 @@ def test_lerobots_models_with_memory_are_refused(port, name):
 
 
 def test_lerobots_empty_camera_is_absent_not_required(port):
-    policy = load_policy(port, state="text", steps=1)
+    policy = load_policy(port, state="text", euler_steps=1)
     (robot,) = policy.processor.embodiments
     assert robot.absent == ("observation.images.empty_camera_0",)
     seen = {"observation.images.image": PICTURES["base_0_rgb"], **TOKENS}

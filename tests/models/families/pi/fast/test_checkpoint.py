@@ -114,6 +114,11 @@ def test_lerobots_files_come_back_with_the_scores_table_that_they_have(tmp_path,
     policy = load_policy(tmp_path)
     same(policy.params, params)
     found = policy.model.config
-    assert (found.writing, found.head, found.horizon, found.steps) == ("lerobot", head, 6, 100)
+    assert (found.writing, found.head, found.horizon, found.max_decoding_steps) == (
+        "lerobot",
+        head,
+        6,
+        100,
+    )
     assert (found.action_dim, policy.processor.text_limit) == (4, 90)
     assert policy.processor.prompts.begin_last

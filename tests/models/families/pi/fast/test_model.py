@@ -30,7 +30,7 @@ CONFIG = Pi0FastConfig(
     state_dim=2,
     action_dim=4,
     horizon=6,
-    steps=20,
+    max_decoding_steps=20,
     targets=30,
     writing="plain",
     compute=Compute(dtype="float32"),
@@ -165,7 +165,9 @@ def test_scores_that_favour_what_spells_no_chunk_write_one_all_the_same(processo
     )
     noise = np.zeros(batch.actions.shape, np.float32)
     grammar = model.grammar
-    unfit = np.flatnonzero(~np.asarray(grammar.allowed(grammar.begin(jnp.array(0)), CONFIG.steps)))
+    unfit = np.flatnonzero(
+        ~np.asarray(grammar.allowed(grammar.begin(jnp.array(0)), CONFIG.max_decoding_steps))
+    )
     draw, write = np.random.default_rng(0), jax.jit(model.write)
     for _ in range(6):
         favoured = draw.choice(unfit, 30, replace=False)
