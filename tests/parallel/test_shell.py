@@ -33,7 +33,7 @@ def trained(out, **options):
 
 
 def improved(out, **options):
-    config = replace(CONFIG, train_steps=4)
+    config = replace(CONFIG, learner_steps=4)
     improve(lambda: nullcontext(Counting()), Run(out, {}, {}), config, QUIET, **options)
 
 
@@ -42,7 +42,7 @@ def evolved(out, **options):
         lambda config, directory: nullcontext(Counting()),
         {"w": 1.0},
         Run(out, {}, {}),
-        replace(CONFIG, train_steps=4, eval_every=2),
+        replace(CONFIG, learner_steps=4, eval_every=2),
         PopulationConfig(2),
         QUIET,
         evaluate=lambda step, params, directories, told: 0.5,

@@ -245,7 +245,7 @@ def test_grpo_improves_what_draws_chunks_and_leaves_what_reads_observations(
     monkeypatch.setattr("rl.host.placement.split_devices", lambda acting: (one, one))
     config = replace(
         rl.parse(["--checkpoint", str(trained), "--out", "x", "--preset", "tabletop-grpo"])[1],
-        steps=1,
+        learner_steps=1,
         flow=FlowConfig(euler_steps=2),
         objective=ObjectiveConfig(advantage="group"),
         rollout=RolloutConfig(

@@ -5,12 +5,8 @@ import shlex
 from functools import partial, wraps
 from pathlib import Path
 
-import jax
-import numpy as np
 import tyro
 
-from parallel.planning.random_batch import random_batch
-from tests.own_model import SightConfig
 from tools import evaluate, plan, quantize, rl, serve, train
 
 ROOT = Path(__file__).parents[2]
@@ -45,14 +41,3 @@ def test_the_guides_commands_can_be_typed():
     assert {name for name, _ in typed} == set(PARSED)
     for name, given in typed:
         PARSED[name](shlex.split(given.replace("sight.py:", f"{FILE}:")))
-
-
-def test_the_guides_model_takes_as_many_steps_as_its_config_says():
-    config = SightConfig(width=16, image_size=32, euler_steps=1)
-    model, batch = config.build(), random_batch(config, rows=1, samples=1)
-    params, noise = model.init(jax.random.key(0)), np.ones_like(batch.actions)
-    start = model.field(params, batch)(noise[:, :, None], np.ones((1, 1, 1), np.float32))
-    expected = noise - start.velocity[:, :, 0]
-    np.testing.assert_allclose(model.sample_actions(params, batch, noise), expected, atol=1e-6)
-    longer = config.changed(euler_steps=4).build().sample_actions(params, batch, noise)
-    assert np.abs(longer - expected).max() > 1e-4

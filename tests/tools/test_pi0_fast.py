@@ -34,9 +34,9 @@ FAST = replace(
         image_size=16,
         vocabulary=700,
         horizon=4,
-        steps=12,
+        max_decoding_steps=12,
     ),
-    trainer=replace(SMALL.trainer, steps=4, save_every=2, eval_every=2),
+    trainer=replace(SMALL.trainer, train_steps=4, save_every=2, eval_every=2),
 )
 SEEN = {
     "image": {
@@ -115,7 +115,9 @@ def test_openpis_files_are_not_trained_on_with_tokenizers_missing_or_of_other_si
 ):
     source, out = FIXTURES / "openpi" / "pi0_fast", tmp_path / "run"
     found = inspect_params(source).config
-    config = replace(FAST, model=replace(found, horizon=4, state_dim=3, action_dim=2, steps=12))
+    config = replace(
+        FAST, model=replace(found, horizon=4, state_dim=3, action_dim=2, max_decoding_steps=12)
+    )
     paths = train.Paths(str(dataset), out, init=source, tokenizer=FIXTURES / "tokenizer.model")
     with pytest.raises(ValueError, match="came without the FAST tokenizer that it writes"):
         train.run(paths, config, QUIET)

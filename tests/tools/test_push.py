@@ -196,7 +196,7 @@ def test_a_run_whose_disk_is_lost_goes_on_from_s3_with_the_same_losses(
 
 def test_fine_tuning_begins_from_a_policy_on_the_hub(dataset, trained, hub, tmp_path):
     checkpoint_tool.push_command(trained, "hf://me/mine", options=LICENSED)
-    short = replace(SMALL, trainer=replace(SMALL.trainer, steps=3, eval_every=0))
+    short = replace(SMALL, trainer=replace(SMALL.trainer, train_steps=3, eval_every=0))
     with one_device():
         run(Paths(str(dataset), tmp_path / "on", init=Path("hf://me/mine")), short)
         run(Paths(str(dataset), tmp_path / "here", init=trained), short)

@@ -140,7 +140,7 @@ def test_a_run_is_mirrored_keeps_what_succeeded_most_and_says_where_its_time_wen
     checkpoint, tmp_path
 ):
     out, mirror, said = tmp_path / "out", tmp_path / "mirror", Console(record=True, file=StringIO())
-    config = replace(HOST, steps=4, eval_every=1, save_every=1, keep=1, keep_best="success")
+    config = replace(HOST, learner_steps=4, eval_every=1, save_every=1, keep=1, keep_best="success")
     assert rl.run(rl.RlPaths(checkpoint, out, mirror=str(mirror)), config, said).finished
     success = {line["step"]: line["success"]["rate"] for line in read_closed_loop(out)}
     best = max(success.keys() - {0}, key=lambda step: (success[step], -step))
@@ -154,7 +154,7 @@ def test_a_run_is_mirrored_keeps_what_succeeded_most_and_says_where_its_time_wen
         assert (mirror / name).read_text() == (out / name).read_text()
     shutil.rmtree(out)
     paths = rl.RlPaths(checkpoint, out, resume=True, mirror=str(mirror))
-    assert rl.run(paths, replace(config, steps=5, keep=2), QUIET).finished
+    assert rl.run(paths, replace(config, learner_steps=5, keep=2), QUIET).finished
     assert [row["step"] for row in rows(out)] == list(range(5))
 
 
@@ -294,7 +294,7 @@ def test_a_run_is_not_resumed_in_another_environment_of_the_same_name(
 ):
     """A suite whose file has changed, and slots that differ in one field of their spec."""
     out = shutil.copytree(finished, tmp_path / "out")
-    paths, more = rl.RlPaths(checkpoint, out, resume=True), replace(HOST, steps=4)
+    paths, more = rl.RlPaths(checkpoint, out, resume=True), replace(HOST, learner_steps=4)
 
     def longer(tasks, count, size):
         slots = Noted(Eager(), count)
@@ -325,10 +325,10 @@ def test_steps_may_grow_unless_the_schedule_ends_with_them(finished, checkpoint,
     with pytest.raises(
         ValueError, match=r"3 steps, but 5 .* its linear schedule falls .*learner\."
     ):
-        rl.run(paths, replace(config, steps=5), QUIET)
+        rl.run(paths, replace(config, learner_steps=5), QUIET)
 
 
-PAIR = replace(HOST, steps=2, save_every=0)
+PAIR = replace(HOST, learner_steps=2, save_every=0)
 
 
 @pytest.fixture(scope="module")
@@ -560,9 +560,9 @@ def test_noise_that_is_learned_needs_no_level():
 
 def test_a_users_preset_is_read_from_a_file(tmp_path):
     file = tmp_path / "mine.py"
-    file.write_text("from rl.config import RlConfig\nMINE = RlConfig(steps=5)\nOTHER = 3\n")
+    file.write_text("from rl.config import RlConfig\nMINE = RlConfig(learner_steps=5)\nOTHER = 3\n")
     where = ["--checkpoint", "a", "--out", "b"]
-    assert rl.parse([*where, "--preset", f"{file}:MINE"])[1] == RlConfig(steps=5)
+    assert rl.parse([*where, "--preset", f"{file}:MINE"])[1] == RlConfig(learner_steps=5)
     with pytest.raises(ValueError, match="has no RlConfig named 'OTHER'; found int"):
         rl.parse([*where, "--preset", f"{file}:OTHER"])
 

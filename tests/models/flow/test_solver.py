@@ -16,7 +16,9 @@ from models.families.pi.model import PiConfig
 from models.flow import flow
 from models.flow.realtime_chunking import Given, Guidance
 from parallel.checkpoint import CheckpointWriter
+from parallel.planning.random_batch import random_batch
 from tests.helpers.models.tiny_policy import CONFIG, KEYS, PROCESSOR, openpi, tiny_policy
+from tests.own_smol import SmolConfig
 
 START = np.random.default_rng(0).uniform(0.5, 2, (3, 5, 2)).astype(np.float32)
 SOLVERS = ["euler", "ab2"]
@@ -149,3 +151,14 @@ def test_a_checkpoint_carries_its_solver_and_loading_may_choose_another(tmp_path
     assert np.abs(two[0] - two[1]).max() > 1e-3
     plain = replace(policy, model=Pi(replace(CONFIG, euler_steps=3)))
     np.testing.assert_allclose(two[1], plain.infer(openpi(2), keys=KEYS[:2])["actions"], atol=1e-6)
+
+
+def test_a_users_family_takes_as_many_steps_as_its_config_says():
+    config = SmolConfig(width=16, image_size=32, memory=(), euler_steps=1)
+    model, batch = config.build(), random_batch(config, rows=1, samples=1)
+    params, noise = model.init(jax.random.key(0)), np.ones_like(batch.actions)
+    start = model.field(params, batch)(noise[:, :, None], np.ones((1, 1, 1), np.float32))
+    expected = noise - start.velocity[:, :, 0]
+    np.testing.assert_allclose(model.sample_actions(params, batch, noise), expected, atol=1e-6)
+    longer = config.changed(euler_steps=4).build().sample_actions(params, batch, noise)
+    assert np.abs(longer - expected).max() > 1e-4
