@@ -22,7 +22,8 @@ from parallel.hosts.supervisor import accelerators
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.planning.random_batch import random_batch
 from tools.bench.attempt import tell
-from tools.bench.models.step import benched, stepper, with_depth
+from tools.bench.models.step import benched, with_depth
+from tools.bench.models.stepper import stepper
 from tools.bench.process import ending
 from tools.bench.timing import timed
 
@@ -73,7 +74,7 @@ def work(tiny: bool) -> dict[str, Any]:
     index, count = row_share(mesh)
     share = slice(index * rows // count, (index + 1) * rows // count)
     batch = put_batch(jax.tree.map(lambda x: x[share], whole), mesh)
-    call, _ = stepper(config, preset.optimizer, batch, mesh)
+    call, _ = stepper(config.build(), preset.optimizer, batch, mesh)
     seconds, losses = [], []
     for _ in range(2 if tiny else _STEPS):
         with timed() as took:
