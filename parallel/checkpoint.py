@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,7 @@ _ALONE = Retention(1)
 _UNFINISHED = (".orbax-checkpoint-tmp", _DELETED, _SAVING)
 
 
-class CheckpointWriter:
+class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
     """Saves into `directory`, in the background, and keeps the checkpoints that `keep` selects: the
     last `keep`, or those of a `Retention`.
 
@@ -117,10 +117,7 @@ class CheckpointWriter:
         if self._pending is not None and self._pending.done():
             self.wait()
 
-    def __enter__(self) -> "CheckpointWriter":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self.wait()
         finally:
@@ -219,7 +216,11 @@ def newest_good(directory: Path, console: Console | None = None) -> int | None:
     directory, console = Path(directory).absolute(), console or Console(quiet=True)
 
     def look(_: object) -> str:
-        return json.dumps(_listing(directory))
+        """Steps saved, whether any can be verified, and what was set aside."""
+        saved = steps(directory)
+        verifiable = any(digests.is_sealed(directory / str(step)) for step in saved)
+        aside = sorted(path.name for path in directory.glob(f"*{_DAMAGED}*"))
+        return json.dumps([saved, verifiable, aside])
 
     while True:
         saved, verifiable, damaged = json.loads(agree("newest", "", look))
@@ -314,13 +315,6 @@ def _damage(path: Path) -> list[str]:
 
     mine = digests.damage(path, index=host_index(), count=host_count())
     return json.loads(agree("damage", json.dumps(mine), merge))
-
-
-def _listing(directory: Path) -> tuple[list[int], bool, list[str]]:
-    """Steps saved, whether any can be verified, and what was set aside."""
-    saved = steps(directory)
-    verifiable = any(digests.is_sealed(directory / str(step)) for step in saved)
-    return saved, verifiable, sorted(path.name for path in directory.glob(f"*{_DAMAGED}*"))
 
 
 def _set_aside(path: Path, _: object) -> str:

@@ -28,6 +28,7 @@ from typing import IO, Any
 from models.files.terminal import harmless
 from parallel.hosts import exits, job, watchdog
 from parallel.hosts.parent import die_with_parent
+from parallel.hosts.stop import handled
 
 _POLL, _STOPPED_FOR, _TAIL = 0.1, 2.0, 30
 _ECHO = 0.5
@@ -81,7 +82,8 @@ def supervise(plan: LaunchPlan) -> int:
     _check(plan)
     available = accelerators()
     slots = list(range(plan.processes))
-    with _Forwarded() as signals:
+    signals = _Forwarded()
+    with handled(signals.forward, signal.SIGTERM, signal.SIGINT):
         for attempt in range(plan.max_restarts + 1):
             failure = _Attempt(plan, slots, attempt, available, signals).run()
             if failure is None:
@@ -305,24 +307,13 @@ class _Attempt:
 
 
 class _Forwarded:
-    """Context manager that forwards SIGTERM and SIGINT to the processes of the current attempt, or
-    to those of the next once it has started them; the second Ctrl-C kills them."""
+    """Forwards signals to the processes of the current attempt, or to those of the next once it has
+    started them; the second Ctrl-C kills them."""
 
     def __init__(self) -> None:
         self.count = 0
         self._processes: list[subprocess.Popen[str]] | None = None
         self._held: list[int] = []
-
-    def __enter__(self) -> "_Forwarded":
-        self._previous = {
-            number: signal.signal(number, self._forward)
-            for number in (signal.SIGTERM, signal.SIGINT)
-        }
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
 
     def hold(self) -> None:
         """Holds signals back, as there is no process to receive them."""
@@ -334,7 +325,8 @@ class _Forwarded:
         for number in self._held:
             self._send(number, processes)
 
-    def _forward(self, number: int, frame: FrameType | None) -> None:
+    def forward(self, number: int, _: FrameType | None) -> None:
+        """Handles a signal."""
         self.count += 1
         if self._processes is None:
             self._held.append(number)

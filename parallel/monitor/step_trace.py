@@ -7,7 +7,6 @@ overwrite each other's traces.
 
 import re
 from pathlib import Path
-from types import TracebackType
 
 import jax
 
@@ -43,9 +42,8 @@ def traced_steps(profile: str, steps: int, field: str) -> range:
 
 
 class StepTrace:
-    """Traces the steps of `wanted` that a run in `directory` makes after its first `done`. Use as a
-    context manager; leaving it also ends a trace under way. `failure` keeps the error of a failed
-    write."""
+    """Traces the steps of `wanted` that a run in `directory` makes after its first `done`; `close`
+    ends a trace under way. `failure` keeps the error of a failed write."""
 
     def __init__(
         self, wanted: range, directory: Path, done: int, console: Console, failure: LogFailure
@@ -82,17 +80,6 @@ class StepTrace:
         """Ends a trace under way."""
         if self._running:
             self.turn()
-
-    def __enter__(self) -> "StepTrace":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _stop(folder: Path) -> None:

@@ -11,6 +11,7 @@ import re
 import shutil
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from models.checkpoints import digests, own
@@ -37,7 +38,7 @@ _FETCHING = ".orbax-checkpoint-tmp-fetching"
 """Mark of a checkpoint that a killed run left partly fetched; the next writer removes it."""
 
 
-class Mirror:
+class Mirror(AbstractContextManager["Mirror"]):
     """Keeps copies at `url` of the checkpoints in `directory` that `keep` selects: the last `keep`,
     or those of a `Retention`. Use as a context manager: leaving it cancels waiting copies and waits
     for one under way."""
@@ -89,10 +90,7 @@ class Mirror:
                 f"{self._bucket.url}: {failure} The same command with --resume copies it there."
             )
 
-    def __enter__(self) -> "Mirror":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self._background.shutdown(cancel_futures=True)
 
     def _next(self) -> None:

@@ -11,6 +11,7 @@ count.
 import json
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -49,7 +50,7 @@ _LAST_SECONDS = 30.0
 """Seconds that trackers have at a run's end to send what they still hold."""
 
 
-class Trackers:
+class Trackers(AbstractContextManager["Trackers"]):
     """The trackers of a run. Use as a context manager; `outcome` says how the run ended, by default
     that it failed.
 
@@ -102,10 +103,7 @@ class Trackers:
         for sender in self._senders:
             sender.join()
 
-    def __enter__(self) -> "Trackers":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -175,7 +175,7 @@ def _scores(
     return found
 
 
-class _Member:
+class _Member(AbstractContextManager["_Member"]):
     """A run of the population; once built, its placement has the newest checkpoint's state."""
 
     def __init__(
@@ -247,10 +247,7 @@ class _Member:
         self._stack.close()
         self._config = None
 
-    def __enter__(self) -> "_Member":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self.drop()
 
 
