@@ -48,7 +48,7 @@ class FlowLearner:
     Only one thread may feed it. Save `state`, after an update and before the next `add`. The next
     update consumes its arrays, so copy parameters before you publish them.
 
-    Decisions are counted: `added` is `learnt` plus `pending`, at any time.
+    Decisions are counted: those added are `learnt` or `pending`, at any time.
 
     On several hosts, each host brings rows of its own, in micro-batches of the same shapes. Hosts
     update together, and a host with fewer micro-batches repeats its last one with weight 0. V-trace
@@ -112,11 +112,6 @@ class FlowLearner:
     def version(self) -> int:
         """Number of steps that the policy has learnt."""
         return self._version
-
-    @property
-    def added(self) -> int:
-        """Number of decisions added."""
-        return self.learnt + self.pending
 
     def add(self, experience: Experience, tickets: Sequence[int] = ()) -> None:
         """Adds a micro-batch's gradient to the step's; returns before it is computed.

@@ -254,7 +254,7 @@ def test_decisions_and_lags_are_counted():
         assert (mine.learnt, mine.pending) == (total, decisions(given))
         metrics = mine.update()
         total += decisions(given)
-        assert mine.added == mine.learnt == total
+        assert mine.learnt == total
         assert metrics["decisions"] == metrics["count"] == decisions(given)
         late = decisions(given[1::2]) if version else 0
         assert metrics["lags"] == [decisions(given) - late, late][: 1 + (version > 0)]
@@ -332,7 +332,7 @@ def test_what_makes_no_sense_is_refused():
         learner(epochs=0)
     with pytest.raises(ValueError, match="minibatches are 1 and 0"):
         learner(minibatches=0)
-    assert mine.added == 0
+    assert mine.learnt == mine.pending == 0
 
 
 def test_metrics_tell_how_much_of_the_targets_the_value_head_explains():
