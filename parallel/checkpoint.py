@@ -265,12 +265,12 @@ def restore(path: Path, abstract: State, verified: bool = False) -> State:
     path = find(path)
     if not verified:
         refuse(path, _damage(path))
-    if not isinstance(abstract, TrainState):
-        check_same(path, metadata(path), abstract)
-        with context():
-            return ocp.load_checkpointables(path, {"state": abstract})["state"]
-    check_same(path, metadata(path), replace(abstract, ema=abstract.averaged))
-    with context(partial=True):
+    train = isinstance(abstract, TrainState)
+    saved = (
+        replace(abstract, ema=abstract.averaged) if isinstance(abstract, TrainState) else abstract
+    )
+    check_same(path, metadata(path), saved)
+    with context(partial=train):
         return ocp.load_checkpointables(path, {"state": abstract})["state"]
 
 

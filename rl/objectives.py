@@ -22,6 +22,8 @@ from models.files.bounds import check_finite, check_least
 from models.files.own_file import by_name, check_choice
 from rl.advantages import ADVANTAGES, VTRACE, Advantage
 
+LogRatio = Float[Array, "n r"]
+Worth = Float[Array, "n 1"]
 LIMIT = 20.0
 """Log-ratios are bounded to ± this, so that no ratio or square of one overflows; no gradient flows
 beyond."""
@@ -184,11 +186,7 @@ def interpolated(
 
 
 def ppo(
-    whole: Float[Array, "n r"],
-    step: Float[Array, "n r"],
-    stale: Float[Array, "n r"],
-    advantage: Float[Array, "n 1"],
-    config: ObjectiveConfig,
+    whole: LogRatio, step: LogRatio, stale: LogRatio, advantage: Worth, config: ObjectiveConfig
 ) -> Surrogate:
     """min(r A, clip(r, 1 ± ε) A), r = π_θ/π_b (Schulman et al., arXiv 1707.06347).
 
@@ -200,11 +198,7 @@ def ppo(
 
 
 def decoupled(
-    whole: Float[Array, "n r"],
-    step: Float[Array, "n r"],
-    stale: Float[Array, "n r"],
-    advantage: Float[Array, "n 1"],
-    config: ObjectiveConfig,
+    whole: LogRatio, step: LogRatio, stale: LogRatio, advantage: Worth, config: ObjectiveConfig
 ) -> Surrogate:
     """w min(u A, clip(u, 1 ± ε) A), u = π_θ/π_p, w = π_p/π_b, and 0 where w is above the truncation
     (AReaL, arXiv 2505.24298, equation 5 and its code)."""
@@ -215,11 +209,7 @@ def decoupled(
 
 
 def tis(
-    whole: Float[Array, "n r"],
-    step: Float[Array, "n r"],
-    stale: Float[Array, "n r"],
-    advantage: Float[Array, "n 1"],
-    config: ObjectiveConfig,
+    whole: LogRatio, step: LogRatio, stale: LogRatio, advantage: Worth, config: ObjectiveConfig
 ) -> Surrogate:
     """Variant of `decoupled` in which w is min(π_p/π_b, C): bounded, not left out (truncated
     importance sampling, Yao et al. 2025; DART-GUI, arXiv 2509.23866)."""
@@ -230,11 +220,7 @@ def tis(
 
 
 def aipo(
-    whole: Float[Array, "n r"],
-    step: Float[Array, "n r"],
-    stale: Float[Array, "n r"],
-    advantage: Float[Array, "n 1"],
-    config: ObjectiveConfig,
+    whole: LogRatio, step: LogRatio, stale: LogRatio, advantage: Worth, config: ObjectiveConfig
 ) -> Surrogate:
     """A surrogate whose gradient is min(π_θ/π_b, ρ) A ∇ log π_θ (LlamaRL, arXiv 2505.24034).
 
@@ -318,7 +304,7 @@ def summary(terms: Terms) -> dict[str, float]:
 
 
 def _clip(
-    ratio: Float[Array, "n r"], advantage: Float[Array, "n 1"], clip: float
+    ratio: Float[Array, "n r"], advantage: Worth, clip: float
 ) -> tuple[Float[Array, "n r"], Bool[Array, "n r"]]:
     free, bound = ratio * advantage, jnp.clip(ratio, 1 - clip, 1 + clip) * advantage
     return jnp.minimum(free, bound), bound < free

@@ -147,21 +147,19 @@ def _next_slots(plan: LaunchPlan, slots: list[int], failed: int) -> list[int]:
     return slots if size is None else rest[:size]
 
 
+@dataclass
 class _Attempt:
     """One job from its start to its end; rank r has the devices of `slots[r]`."""
 
-    def __init__(
-        self,
-        plan: LaunchPlan,
-        slots: list[int],
-        attempt: int,
-        accelerators: int,
-        signals: "_Forwarded",
-    ) -> None:
-        self._plan, self._slots, self._attempt = plan, slots, attempt
-        self._accelerators, self._signals = accelerators, signals
-        self._first = plan.node * plan.processes
-        self._tails = [deque[str](maxlen=_TAIL) for _ in slots]
+    plan: LaunchPlan
+    slots: list[int]
+    attempt: int
+    accelerators: int
+    signals: "_Forwarded"
+
+    def __post_init__(self) -> None:
+        self._first = self.plan.node * self.plan.processes
+        self._tails = [deque[str](maxlen=_TAIL) for _ in self.slots]
         self._ended: queue.Queue[int] = queue.Queue()
 
     def run(self) -> ProcessFailure | None:
@@ -169,8 +167,8 @@ class _Attempt:
         with tempfile.TemporaryDirectory(prefix="launch-") as scratch, socket.socket() as holder:
             self._report = Path(scratch) / "first-cause.json"
             where = self._coordinator(holder)
-            self._processes = [self._start(i, where) for i in range(len(self._slots))]
-            self._signals.release(self._processes)
+            self._processes = [self._start(i, where) for i in range(len(self.slots))]
+            self.signals.release(self._processes)
             readers = [
                 threading.Thread(target=self._relay, args=(i, stream, out), daemon=True)
                 for i, process in enumerate(self._processes)
@@ -190,7 +188,7 @@ class _Attempt:
             finally:
                 for process in self._processes:
                     _kill(process)
-                self._signals.hold()
+                self.signals.hold()
             for thread in (*readers, *waiters):
                 thread.join(timeout=10)
             return None if failed is None else self._explained(failed, stopped, detected)
@@ -199,26 +197,26 @@ class _Attempt:
         """Rank 0's address, with another port in every attempt. A port of the loopback stays bound
         to `holder`, so that nobody takes it before rank 0 listens (gRPC shares it,
         SO_REUSEPORT)."""
-        if self._plan.coordinator is not None:
-            host, _, port = self._plan.coordinator.rpartition(":")
-            return f"{host}:{int(port) + self._attempt}"
+        if self.plan.coordinator is not None:
+            host, _, port = self.plan.coordinator.rpartition(":")
+            return f"{host}:{int(port) + self.attempt}"
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         holder.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{holder.getsockname()[1]}"
 
     def _start(self, index: int, where: str) -> "subprocess.Popen[str]":
-        world = self._plan.nodes * len(self._slots)
+        world = self.plan.nodes * len(self.slots)
         told = {
             job.COORDINATOR: where,
             job.PROCESSES: str(world),
             job.RANK: str(self._first + index),
-            job.RESTARTS: str(self._attempt),
+            job.RESTARTS: str(self.attempt),
             watchdog.REPORT: str(self._report),
             "PYTHONUNBUFFERED": "1",
         }
-        share = _devices(self._plan, self._slots[index], self._accelerators, os.environ)
+        share = _devices(self.plan, self.slots[index], self.accelerators, os.environ)
         return subprocess.Popen(
-            self._plan.command,
+            self.plan.command,
             env={**os.environ, **told, **share},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

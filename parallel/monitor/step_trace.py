@@ -69,7 +69,11 @@ class StepTrace:
         with self._failure.kept(self._folder):
             if self._running:
                 self._running = False
-                _stop(self._folder)
+                try:
+                    jax.profiler.stop_trace()
+                except jax.errors.JaxRuntimeError as error:
+                    said = f"{self._folder}: the trace could not be written ({error})."
+                    raise OSError(said) from error
                 self._console.print(f"Trace: {self._folder} (docs/running.md)", soft_wrap=True)
             else:
                 self._folder.mkdir(parents=True, exist_ok=True)
@@ -80,11 +84,3 @@ class StepTrace:
         """Ends a trace under way."""
         if self._running:
             self.turn()
-
-
-def _stop(folder: Path) -> None:
-    """Writes the trace; raises OSError with the folder if that fails."""
-    try:
-        jax.profiler.stop_trace()
-    except jax.errors.JaxRuntimeError as error:
-        raise OSError(f"{folder}: the trace could not be written ({error}).") from error

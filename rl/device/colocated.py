@@ -84,17 +84,15 @@ class Colocated:
         """
         return self.stepwise(state) if jax.default_backend() == "cpu" else self.whole(state)
 
-    def whole(self, state: ColocatedState) -> tuple[ColocatedState, dict[str, Array]]:
-        """`step` as one program."""
-        return self._whole(state)
-
     def stepwise(self, state: ColocatedState) -> tuple[ColocatedState, dict[str, Array]]:
         """`step` as one program that learns, after others that act."""
         envs, unroll = self._envs.act_stepwise(state.params, state.envs)
         return self._learn(replace(state, envs=envs), unroll)
 
     @cached_property
-    def _whole(self) -> Any:
+    def whole(self) -> Any:
+        """`step` as one program."""
+
         def step(state: ColocatedState) -> tuple[ColocatedState, dict[str, Array]]:
             envs, unroll = self._envs.act(state.params, state.envs)
             return self._learnt(replace(state, envs=envs), unroll)

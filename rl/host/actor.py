@@ -6,7 +6,7 @@ few text lengths, and a row's answer depends only on its own observation and key
 `partial(actor.answer, params)`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -88,17 +88,9 @@ class FlowActor:
         actions = self.policy.robot_actions(np.stack([row.actions for row in rows]), states)
         return [Answer(*pair) for pair in zip(actions, rows, strict=True)]
 
-    def warm(
-        self,
-        params: Params,
-        sizes: Sequence[int] | None = None,
-        text: int | None = None,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> None:
-        """Compiles `answer` in advance, as `Policy.warm` does; if `text` is None, for texts as long
-        as the robot's prompts need."""
-        text = self.robot.longest_text if text is None else text
-        self.policy.warm(sizes, text, progress=progress, compute=partial(self.answer, params))
+    def warm(self, params: Params) -> None:
+        """Compiles `answer` in advance for texts as long as the robot's prompts need."""
+        self.policy.warm(text=self.robot.longest_text, compute=partial(self.answer, params))
 
     @cached_property
     def _draw(self) -> Any:

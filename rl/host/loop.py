@@ -52,7 +52,7 @@ class Learner(Protocol):
 
 
 class Inference(NamedTuple):
-    """Place where the policy acts: its actor, and how versions get there (see `Weights.reader`)."""
+    """Place where the policy acts: its actor, and how versions get there (see `WeightsReader`)."""
 
     actor: Actor
     place: Callable[[Any], Any] = lambda params: params
@@ -238,7 +238,7 @@ class _Host:
             rollout.groups, rollout.group, Counts(**state["counts"])
         )
         self.rollouts: list[Rollout] = []
-        readers = [system.weights.reader(one.place, one.join) for one in system.inference]
+        readers = [WeightsReader(system.weights, one.place, one.join) for one in system.inference]
         self.batchers = [
             self._batcher(number, one.actor, reader)
             for number, (one, reader) in enumerate(zip(system.inference, readers, strict=True))

@@ -87,14 +87,13 @@ def test_the_values_of_observations_are_those_recorded_with_their_chunks(actor, 
 
 @pytest.mark.slow
 def test_a_warm_actor_compiles_nothing_more(params):
-    fresh, done = FlowActor(replace(ROBOT, policy=POLICY.varied()), FlowConfig(steps=2)), []
-    fresh.warm(params, text=40, progress=lambda *count: done.append(count))
-    assert done == [(1, 3), (2, 3), (3, 3)]  # 16, 32 and 64 words
-    assert fresh._draw._cache_size() == 3
+    fresh = FlowActor(replace(ROBOT, policy=POLICY.varied()), FlowConfig(steps=2))
+    fresh.warm(params)
+    assert fresh._draw._cache_size() == 4  # up to 16, 32, 64 and 128 words
     asked = requests()
     for count in (1, 3, 5):
         fresh.answer(params, asked[:count])
-    assert fresh._draw._cache_size() == 3
+    assert fresh._draw._cache_size() == 4
 
 
 def test_a_batcher_runs_it(actor, params):
