@@ -82,21 +82,17 @@ def supervise(plan: LaunchPlan) -> int:
     _check(plan)
     available = accelerators()
     slots = list(range(plan.processes))
-    signals = _Forwarded()
+    signals, attempt = _Forwarded(), 0
     with handled(signals.forward, signal.SIGTERM, signal.SIGINT):
-        for attempt in range(plan.max_restarts + 1):
-            failure = _Attempt(plan, slots, attempt, available, signals).run()
-            if failure is None:
-                return 0
+        while failure := _Attempt(plan, slots, attempt, available, signals).run():
             hopeless = failure.code in (exits.REFUSED, exits.NON_FINITE, exits.INTERRUPTED)
             if signals.count or hopeless or attempt == plan.max_restarts:
                 return failure.code
-            slots = _next_slots(plan, slots, failure.rank)
+            slots, attempt = _next_slots(plan, slots, failure.rank), attempt + 1
             _say(
-                f"restarting with {len(slots)} processes, restart {attempt + 1} of "
-                f"{plan.max_restarts}"
+                f"restarting with {len(slots)} processes, restart {attempt} of {plan.max_restarts}"
             )
-    raise AssertionError("unreachable")
+    return 0
 
 
 def accelerators() -> int:

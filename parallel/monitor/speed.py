@@ -71,11 +71,8 @@ class Speed:
         p50, p95 = np.percentile(self._seconds, [50, 95])
         found = {"step_seconds_p50": float(p50), "step_seconds_p95": float(p95)}
         if self.flops:
-            usual = (
-                "float32"
-                if max(self.flops, key=self.flops.__getitem__) == "float32"
-                else "bfloat16"
-            )
+            most = max(self.flops, key=self.flops.__getitem__)
+            usual = most if most == "float32" else "bfloat16"
             steps, seconds = len(self._seconds), sum(self._seconds)
             rate = sum(self.flops.values()) * steps / seconds / self._devices
             found["tflops_per_device"] = rate / 1e12

@@ -32,7 +32,6 @@ from rl.host.loop import Stopped
 from rl.learner import Diverged
 from rl.population.population import (
     Generation,
-    Hyperparameters,
     PopulationConfig,
     check_population,
     configured,
@@ -274,9 +273,7 @@ def _said(generations: Sequence[Generation]) -> str:
     for k, (found, parent) in enumerate(zip(last.success, last.parents, strict=True)):
         rate = "failed" if found is None else f"{found:.1%}"
         copies = f", continues from member {parent}" if parent != k else ""
-        lines.append(f"  member {k}: {rate}{copies}, {_numbers(last.hyperparameters[k])}")
+        tuned = last.hyperparameters[k].items()
+        numbers = ", ".join(f"{name.rpartition('.')[2]} {value:g}" for name, value in tuned)
+        lines.append(f"  member {k}: {rate}{copies}, {numbers}")
     return "\n".join(lines)
-
-
-def _numbers(tuned: Hyperparameters) -> str:
-    return ", ".join(f"{name.rpartition('.')[2]} {value:g}" for name, value in tuned.items())

@@ -153,7 +153,7 @@ def _timed(
     arrays: Arrays,
     rounds: int,
 ) -> dict[str, Any]:
-    cases = {"ours": (Pi(config), batch), "remat": (Pi(recomputing(config)), batch)}
+    cases = {"ours": (Pi(config), batch), "remat": (Pi(config.recomputing("full")), batch)}
     ours, programs = steppers(cases, _OPTIMIZER, params=params)
     training = alternate(ours | {"openpi": partial(ask, run="train")}, rounds)
     held = {name: held_bytes(program) for name, program in programs.items()}
@@ -291,15 +291,6 @@ def fill(config: PiConfig, arrays: Arrays, batch: PackedBatch) -> dict[str, floa
     slots, tokens = arrays["image_mask"].shape[1], config.vision.tokens(config.image_size)
     theirs = len(arrays["state"]) * (slots * tokens + arrays["tokens"].shape[1])
     return {"ours": float(real.mean()), "openpi": float(real.sum() / theirs)}
-
-
-def recomputing(config: PiConfig) -> PiConfig:
-    """The config that keeps only each layer's input for backward, as openpi does."""
-    stacks: dict[str, Any] = {
-        name: replace(getattr(config, name), remat="full")
-        for name in ("vision", "language", "expert")
-    }
-    return replace(config, **stacks)
 
 
 def sampler(

@@ -148,7 +148,7 @@ def run_mode(
     load, device = acting.load, jax.local_devices()[-1 if mode.disaggregated else 0]
     rollout = load.rollout if mode.ahead else replace(load.rollout, staleness=0)
     steps = load.warm + load.steps + rollout.staleness
-    learner = _learner(acting, load, device, steps)
+    learner = _learner(acting, device, steps)
     timeline = Timeline(_SPANS)
     moving = select(optimizer_of(_learning(acting), steps), acting.params)[1]
     weights = Weights(jax.device_put(acting.params, device), trained=moving)
@@ -212,7 +212,7 @@ def _learning(acting: BenchedPolicy) -> LearnerConfig:
     return learner_of(TABLETOP_GRPO, acting.policy.model)
 
 
-def _learner(acting: BenchedPolicy, load: BenchedRun, device: Any, steps: int) -> FlowLearner:
+def _learner(acting: BenchedPolicy, device: Any, steps: int) -> FlowLearner:
     learning = _learning(acting)
     optimizer, mesh = optimizer_of(learning, steps), make_mesh(devices=[device])
     params = jax.device_put(acting.params, device)
