@@ -1,9 +1,8 @@
 """Checkpoints: one directory per step with the whole state and what is needed to rebuild it.
 
-`checkpoints/<step>/` holds the arrays (orbax), JSON files for data position, config and assets, and
-the digests of all of them. A directory gets its number only once its files are digested and on
-disk, so a checkpoint that a killed run left half-written is never taken for a complete one, and
-later damage is found before a checkpoint is read. `models.checkpoints.own` reads them for acting.
+`checkpoints/<step>/` holds the arrays (orbax), JSON for data position, config and assets, and the
+digests of all of them. A directory gets its number only once its files are digested and on disk, so
+what a killed run left half-written is never taken for a checkpoint, and damage is found.
 """
 
 import json

@@ -2,10 +2,9 @@
 policy term, as pure functions of log-probabilities.
 
 Losses and metrics are sums over decisions (chunks) times their weight, to be divided once by the
-sum of the weights, so that micro-batches, hosts and their order change nothing. Numbers of a chunk
-that were not executed are in no ratio. Ratios that are clipped, truncated or left out stay in the
-denominator (as in AReaL, arXiv 2505.24298). A decision's surrogate is the sum over its ratios (one,
-one per action or one per number), so if all policies are equal, all levels have the gradient
+sum of the weights, so that micro-batches, hosts and their order change nothing. Ratios that are
+clipped, truncated or left out stay in the denominator (as in AReaL, arXiv 2505.24298). A decision's
+surrogate is the sum over its ratios, so if all policies are equal, all levels have the gradient
 A ∇ log π.
 """
 

@@ -1,8 +1,7 @@
 """Fault injection, each fault at one rank and step: `kill@rank1:step50`.
 
-A process does to itself what a machine may do to it, so that drills and tests inject a fault at the
-same moment every time (as torchft's tests do). A fault happens once in a run's life: a marker in
-the run's folder prevents it from happening again in the restarted run.
+A process does to itself what a machine may do to it, at the same moment every time (as in torchft's
+tests), and once in a run's life: a marker in the run's folder outlives a restart.
 """
 
 import os

@@ -1,9 +1,8 @@
 """Supervises a job of several processes on one machine: starts them, merges their output, and when
 one is dead, stopped or stuck, ends all and restarts.
 
-Each attempt is a separate job with a new port (as torchelastic re-forms a group), so nothing waits
-for the remains of a broken attempt; training resumes from the last checkpoint. The first cause of a
-failure is distinguished from the errors of processes that only lost their peer.
+Each attempt is a job with a new port (as torchelastic re-forms a group), which waits for no remains
+of the last. The first cause of a failure is told apart from what only lost its peer.
 """
 
 import json

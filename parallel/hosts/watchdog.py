@@ -1,10 +1,9 @@
 """Ends a run that makes no progress, and reports which process is to blame and where each one
 stands.
 
-A thread in each process reports its process's progress to the coordination service every half
-second, and notices when the last progress was too long ago. Collectives release Python's lock, so
-the thread runs while the main thread hangs in one. A dead process needs no watchdog (JAX's
-heartbeats end its peers), but nothing else detects a process that is alive but stuck (jax#38503).
+A thread in each process reports its progress to the coordination service; it runs while the main
+thread hangs in a collective, which releases Python's lock. JAX's heartbeats end the peers of a dead
+process, but nothing else detects one that is alive but stuck (jax#38503).
 """
 
 import faulthandler

@@ -1,9 +1,8 @@
 """Goodput: the share of a run's time, over all its starts, that was spent on steps that count.
 
-goodput.jsonl in the run's folder is append-only. It has a line per step with the seconds since the
-previous line, by cause, so a killed run loses the account of at most one step, and the steps that
-it must repeat are known. Causes describe the main thread of the first host, one at a time, so their
-seconds sum to the elapsed time.
+goodput.jsonl in the run's folder is append-only: a line per step with the seconds since the last
+line, by cause, so a killed run loses the account of at most one step. Causes describe the main
+thread of the first host, one at a time, so their seconds sum to the elapsed time.
 """
 
 import json

@@ -1,9 +1,8 @@
 """Metrics of a run: one JSON object per line in metrics.jsonl, and the same for TensorBoard and
 other trackers.
 
-Each line has a `step`, counted from 0, and the metrics of that step's update. A resumed run drops
-the lines past its checkpoint once it has made a step, so the file always holds one sequence, and a
-run that makes no step loses no lines.
+Each line has a `step`, counted from 0, and the metrics of its update. A resumed run drops the lines
+past its checkpoint once it has made a step, so the file always holds one sequence.
 """
 
 import json

@@ -1,10 +1,9 @@
 """Speed of a run's steps: percentiles of their times, FLOP/s, and MFU where the devices' peak
 is known.
 
-FLOPs are the model's own: matrix products of the loss and its gradient, counted in the jaxpr
-(`parallel.planning.flops.own_work`) without recomputation or padding. The planner counts them the
-same way; XLA's cost analysis does not, as it counts the body of a loop over layers once. MFU is
-defined as in PaLM (arXiv 2204.02311, appendix B).
+FLOPs are the model's own, counted in the jaxpr (`parallel.planning.flops.own_work`) without
+recomputation or padding, as the planner does; XLA's cost analysis counts a loop's body only once.
+MFU is defined as in PaLM (arXiv 2204.02311, appendix B).
 """
 
 import math

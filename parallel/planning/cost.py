@@ -1,8 +1,7 @@
 """Communication of a training step: bytes of each collective by axis, and the seconds they take.
 
-Bytes follow from the parameters' shardings and the sizes of the layer stacks. Seconds follow from
-an alpha-beta model of rings (Thakur et al. 2005) as NCCL builds them: one ring through each member
-of a node, so that traffic to the next node leaves by all their NICs at once.
+Seconds follow from an alpha-beta model of rings (Thakur et al. 2005) as NCCL builds them: one ring
+through each member of a node, so that traffic to the next node leaves by all their NICs at once.
 """
 
 import math

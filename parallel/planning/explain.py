@@ -1,9 +1,8 @@
 """A kernel-by-kernel analysis of a compiled step: the cost of each kernel on a chip, the part of
 the model that it belongs to, and the data moved, cast and sent besides the matrix products.
 
-Works on the text of an optimised module, as `parallel.planning.hlo` does. Parts are the names that
-the models give their code with `jax.named_scope`. A kernel counts once per iteration of its loop,
-and its time is the planner's roofline (`parallel.planning.cluster.Chip`). Nothing is run.
+Works on the text of an optimised module. Parts are the names that the models give their code with
+`jax.named_scope`; seconds are the planner's roofline (`parallel.planning.cluster.Chip`).
 """
 
 import math

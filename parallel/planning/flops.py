@@ -1,10 +1,9 @@
 """Cost of a function, computed from its jaxpr: matrix products with their sizes, bytes moved,
 kernels started, bytes alive at once.
 
-Products are counted exactly: loop bodies times their length, including recomputation under
-`jax.checkpoint`. Bytes follow a model of XLA's fusion, which no backend follows exactly:
-element-wise chains cost one pass over their inputs and outputs; products, loops and sorts read and
-write their operands. No device, compiler or array is needed: shapes are enough.
+Products are counted exactly, including recomputation under `jax.checkpoint`. Bytes follow a model
+of XLA's fusion, which no backend follows exactly: element-wise chains cost one pass over their
+inputs and outputs; products, loops and sorts read and write their operands.
 """
 
 import math

@@ -1,10 +1,9 @@
 """Reading a compiled XLA program: its collectives, the mesh axes that they run along, the compute
 that hides them, and the dtypes of its matrix products.
 
-Works on the text of an optimised module (`Compiled.as_text()`); the format is XLA's HLO text
-(openxla.org/xla/operation_semantics). A loop's contents are counted by its known trip count; of a
-conditional, the branch with the most products counts. Figures are for one device and one run of the
-program.
+Works on an optimised module's text (`Compiled.as_text()`, openxla.org/xla/operation_semantics). A
+loop's contents count by its known trip count, and of a conditional, the branch with the most
+products; figures are for one device and one run.
 """
 
 import math

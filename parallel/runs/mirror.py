@@ -1,10 +1,8 @@
 """Copies of a run's checkpoints in a bucket, from which a run whose disk is lost can resume.
 
-The first host copies each checkpoint in the background, once it has its number. `digests.json`,
-which lists all files of a checkpoint, is copied last and removed first, so a checkpoint in the
-bucket has it if and only if it is whole. A failed copy is reported and does not stop the run. At
-the run's end the copy is tried once more, and the run fails with an error if its last checkpoint
-did not arrive.
+The first host copies each checkpoint in the background. `digests.json` is copied last and removed
+first, so a checkpoint in the bucket has it if and only if it is whole. A failed copy is reported
+and does not stop the run, but at its end the last checkpoint must arrive.
 """
 
 import re

@@ -2,10 +2,8 @@
 step twice.
 
 `trackers.json` in the run's folder holds each tracker's id, the last step that was sent to it and
-the names of that step's metrics. Services cannot take back what they received, so steps that a run
-makes again, after a resume from an earlier checkpoint or a rollback, are not sent again, except for
-metrics that the last of them still lacks, such as its evaluation. metrics.jsonl has the steps that
-count.
+the names of that step's metrics. Services cannot take back what they received, so a step made again
+after a resume or a rollback is sent only what it still lacks; metrics.jsonl has what counts.
 """
 
 import json

@@ -1,9 +1,8 @@
 """Placement "colocated": environments, policy and learner in one device program.
 
 N envs (states of one traceable environment) act a number of chunks each, and the policy learns from
-all of them by PPO; nothing leaves the device. This is the synchronous baseline for asynchrony, and
-the fastest placement where the simulator runs on the accelerator. Everything that a run carries
-from one step to the next is one tree, so a run resumes exactly.
+all of them by PPO; nothing leaves the device. Everything that a run carries from one step to the
+next is one tree, so a run resumes exactly.
 """
 
 from dataclasses import dataclass, replace

@@ -1,9 +1,8 @@
 """Acting in RL: prepared observations go in, and random chunks come out, with the record of how
-they were drawn. Parameters are given with every call, so that the caller knows which version acted.
+they were drawn.
 
-Observations are prepared by `models.robot_policy`. Batches are those of `models.policy`: few sizes,
-few text lengths, and a row's answer depends only on its own observation and key. A `Batcher` runs
-`partial(actor.answer, params)`.
+Batches are those of `models.policy`: few sizes, few text lengths, and a row's answer depends only
+on its own observation and key.
 """
 
 from collections.abc import Sequence

@@ -2,9 +2,8 @@
 arrives, its chunk goes to the slot when it is ready, and the next episode begins when admission
 allows it.
 
-RL-VLA3 (arXiv 2602.05765) uses a thread for each slot. Here one thread serves all slots of a
-`Slots`, because only one thread may use it. All random draws derive from an episode's start, ticket
-and member, so with equal weights its trajectory is the same in any slot, beside any others.
+One thread serves all slots of a `Slots`, which only one may use. Random draws derive from an
+episode's start, ticket and member, so its trajectory is the same in any slot, beside any others.
 """
 
 import threading

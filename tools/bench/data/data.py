@@ -1,10 +1,9 @@
 """Batches per second from a dataset, compared with LeRobot's DataLoader on the same files.
 
-LeRobot's half (tools/bench/peers/lerobot.py) records the datasets and runs under a Python that has
-LeRobot, with each of its backends and worker counts; the best one counts. Several versions of
-LeRobot can be measured, each in an environment of its own. Our rounds and LeRobot's alternate, and
-ratios are taken within a round, so other work on the machine slows both alike. CPU-seconds are
-those of every thread and worker.
+LeRobot's half (tools/bench/peers/lerobot.py) runs under a Python that has LeRobot, perhaps several
+versions, with each of its backends and worker counts; the best one counts. Our rounds and LeRobot's
+alternate, and ratios are taken within a round, so other work on the machine slows both alike.
+CPU-seconds are those of every thread and worker.
 """
 
 import os

@@ -3,7 +3,6 @@
 
 The samples are a mixture of one- and two-camera robots with prompts of 5 to 60 tokens. Steps of
 both forms alternate in one run, so a drifting machine slows both alike; the figure is the median.
-With `--width real`, layers have π0.5's released widths.
 """
 
 from collections.abc import Mapping

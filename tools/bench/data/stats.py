@@ -2,8 +2,7 @@
 
 openpi decodes every picture and collates every action chunk to look at states and actions; ours
 reads those columns from the parquet. openpi's half (tools/bench/peers/openpi_stats.py) first
-records the dataset with LeRobot: 20 episodes of 100 frames, two 224 x 224 AV1 cameras. Each
-figure is from opening the dataset to its statistics; ours is the median of several.
+records 20 episodes of 100 frames with LeRobot, two 224 x 224 AV1 cameras.
 """
 
 import os

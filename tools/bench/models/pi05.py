@@ -1,13 +1,11 @@
 """Our π0.5 compared with openpi's, with the same weights, sizes and batch: a training step, and
 sampling.
 
-openpi's half (tools/bench/peers/openpi.py) runs under a Python that has openpi and answers line by
-line, so that its steps and ours alternate. As on its users' robots, two of three camera slots are
-real and prompts have about 25 of 200 tokens; ours packs the rows and so never sees the rest.
-Losses, gradient and sampled actions are compared first, in f32. With `--width real`, and on a GPU,
-widths are the released ones: on a GPU with a few layers in bf16, as both train; on a CPU with one
-and with two layers of each stack, in f32 and bf16, so that their difference is what a whole layer
-costs.
+Losses, gradient and sampled actions are compared first, in f32; then steps of openpi's half
+(tools/bench/peers/openpi.py) and ours alternate. Two of three camera slots are real and prompts
+have about 25 of 200 tokens; ours packs the rows and so never sees the rest. Widths are the released
+ones with `--width real` and on a GPU: there with a few layers in bf16; on a CPU with one and with
+two layers of each stack, so that their difference is what a whole layer costs.
 """
 
 import tempfile

@@ -3,11 +3,8 @@ and one after the other (`compute.unroll`), and in float8: samples a second besi
 for the same program, and the share of the GPU's peak (MFU).
 
 Backward recomputes all that it can (remat "full"), so that cards of 80 GB and of 141 GB run the
-same programs; where all layers also fit with "dots", which plans for clusters prefer, that is
-measured too. As many layers are taken as fit by the planner's count of bytes, and fewer if they do
-not fit after all. FLOPs are the model's own, as `parallel.monitor.speed` counts them; the
-prediction is the planner's roofline over the compiled program's kernels
-(`parallel.planning.explain`).
+same programs; where all layers also fit with "dots", that is measured too. As many layers are taken
+as fit. The prediction is the planner's roofline over the compiled program's kernels.
 """
 
 import gc

@@ -1,9 +1,8 @@
 """Training steps of small π0.5s on this CPU, predicted from their jaxprs and then measured.
 
-Some sizes calibrate the roofline (rates of products and bytes, start of a kernel); the others, of
-other widths, depths, batches and accumulation, are predicted without using their measurements. What
-counts are ratios of step times, because a plan ranks choices. Rounds alternate between all sizes,
-and the fastest call counts: other work on the machine only ever adds.
+Some sizes calibrate the roofline (rates of products and bytes, start of a kernel); the others are
+predicted without their measurements, as ratios of step times, because a plan ranks choices. Rounds
+alternate between all sizes, and the fastest call counts: other work on the machine only ever adds.
 """
 
 import itertools
