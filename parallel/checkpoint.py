@@ -365,8 +365,7 @@ def _standing(directory: Path) -> str:
 
 
 def _is_said_here(record: logging.LogRecord) -> bool:
-    """Drops the tracebacks that orbax logs for errors that it also raises; `save` or `wait` reports
-    them."""
+    """Drops the tracebacks of errors that orbax logs and also raises, to `save` or `wait`."""
     return not (record.levelno >= logging.ERROR and "orbax" in record.pathname)
 
 

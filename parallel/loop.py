@@ -263,8 +263,7 @@ class Loop:
                 self.verdict = agree("verdict", "", lambda _: said)
 
     def _stopping(self) -> bool:
-        """True if any host was told to stop; all hosts must call it at the same point of an
-        evaluation."""
+        """True if any host was told to stop; all call it at the same point of an evaluation."""
         self.stopped = self.stopped or any_host(self.shell.stop.number)
         return self.stopped is not None
 

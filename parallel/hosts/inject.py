@@ -106,12 +106,8 @@ def _first_time(fault: Fault) -> bool:
 
 def _happen(fault: Fault) -> None:
     match fault.kind:
-        case "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        case "stop":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        case "term":
-            os.kill(os.getpid(), signal.SIGTERM)
+        case "kill" | "stop" | "term":
+            os.kill(os.getpid(), signal.Signals[f"SIG{fault.kind.upper()}"])
         case "stuck":
             while True:
                 time.sleep(1)

@@ -234,8 +234,7 @@ class _Attempt:
         self._ended.put(index)
 
     def _watch(self) -> tuple[int | None, bool]:
-        """Index of the process that failed first, and True if it was stopped; None if all ended
-        well."""
+        """Index of the process that failed first (None: all ended well), and if it was stopped."""
         running, stopped_since = set(range(len(self._processes))), dict[int, float]()
         while running:
             try:

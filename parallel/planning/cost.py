@@ -171,8 +171,7 @@ def _apart(leaf: Any, sizes: Sizes) -> int:
 
 
 def _turns(leaf: Any, step: StepShape) -> int:
-    """Number of passes through a parameter for the rows of one accumulation; on stages, one per
-    micro-batch."""
+    """Passes through a parameter for one accumulation; on stages, one per micro-batch."""
     return step.microbatches if "stage" in axes_of(*leaf.sharding.spec) else 1
 
 

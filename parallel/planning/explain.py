@@ -250,8 +250,7 @@ class _Reading:
 
 
 class _Clock:
-    """Two streams of a device: its kernels one after the other, and its collectives one after the
-    other."""
+    """Two streams of a device: its kernels, and its collectives, each one after the other."""
 
     def __init__(self, reading: _Reading, wire: Mapping[str, float]):
         self.reading, self.wire = reading, wire

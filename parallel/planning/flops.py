@@ -252,8 +252,7 @@ class _Walk:
         return [self.new(_size(var.aval)) for var in equation.outvars]
 
     def kernel(self, equation: Any, arguments: list[_Value]) -> list[_Value]:
-        """Counts a Pallas kernel: its products run once for each cell of its grid, its arrays move
-        once."""
+        """Counts a Pallas kernel: products once for each cell of its grid, arrays once."""
         sizes = [_size(var.aval) for var in equation.outvars]
         moved = sum(sizes) + sum(v.size for v in arguments)
         self.total.add(CallCost(bytes=moved, kernels=1.0))
@@ -326,8 +325,7 @@ def _bodies(params: dict[str, Any]) -> list[Any]:
 
 
 def _stacked(outer: Sequence[Any], inner: Sequence[Any]) -> float:
-    """Bytes of a loop's arrays of which each iteration gets one part: those with one axis more than
-    in the body."""
+    """Bytes of a loop's arrays that have one axis more than the part that each turn gets."""
     pairs = zip(outer, inner, strict=True)
     return sum(_size(var.aval) for var, part in pairs if var.aval.ndim > part.aval.ndim)
 

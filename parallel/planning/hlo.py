@@ -270,21 +270,18 @@ def _instruction(line: str) -> Instruction | None:
     assignment = _ASSIGNMENT.match(line)
     if not assignment:
         return None
-    at = _end_of_type(line, assignment.end())
+    begin = assignment.end()
+    at = _closing(line, begin) + 1 if line[begin] == "(" else line.index(" ", begin)
     opcode = _OPCODE.match(line, at)
     if not opcode:
         return None
     end = _closing(line, opcode.end() - 1)
     inside = line[opcode.end() : end]
     operands = tuple(re.findall(r"%([\w.\-]+)", inside))
-    dims = _ARRAY.findall(line[assignment.end() : at])
+    dims = _ARRAY.findall(line[begin:at])
     shape = tuple(HloArray(kind, tuple(map(int, filter(None, d.split(","))))) for kind, d in dims)
     is_root, name = bool(assignment[1]), assignment[2]
     return Instruction(name, shape, opcode[1], operands, inside, line[end + 1 :], is_root)
-
-
-def _end_of_type(line: str, at: int) -> int:
-    return _closing(line, at) + 1 if line[at] == "(" else line.index(" ", at)
 
 
 def _closing(line: str, at: int) -> int:

@@ -363,8 +363,7 @@ def choices(
 
 
 def _microbatches(rows: int, stages: int) -> int:
-    """Largest number of micro-batches that divides the rows, up to `_PIPELINE` per stage; 1 without
-    stages."""
+    """Most micro-batches that divide the rows, up to `_PIPELINE` per stage; 1 without stages."""
     most = _PIPELINE * stages if stages > 1 else 1
     return next(n for n in range(most, 0, -1) if rows % n == 0)
 

@@ -201,12 +201,8 @@ def env_seeds(config: RlConfig) -> UInt32[np.ndarray, " n"]:
 
 def _taken(tree: Params, learns: Bool[Array, ""]) -> Params:
     """Gradients or updates with 0 for all but the value head, unless the policy `learns`."""
-    return {
-        name: part
-        if name == "value"
-        else jax.tree.map(lambda x: jnp.where(learns, x, jnp.zeros_like(x)), part)
-        for name, part in tree.items()
-    }
+    taken = jax.tree.map(lambda x: jnp.where(learns, x, jnp.zeros_like(x)), tree)
+    return taken | {"value": tree["value"]}
 
 
 def _outcomes(unroll: Unroll, experience: Experience) -> dict[str, Array]:

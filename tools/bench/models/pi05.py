@@ -326,8 +326,7 @@ def _row(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def _layer(one: dict[str, Any], two: dict[str, Any]) -> dict[str, Any]:
-    """Median seconds that the second layer of each stack adds, and how many times as long openpi's
-    takes."""
+    """Median seconds that each stack's second layer adds, and the ratio of openpi's to each."""
     found: dict[str, Any] = {}
     for kind in ("training", "sampling"):
         more = {
