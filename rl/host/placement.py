@@ -155,7 +155,7 @@ class OnHost:
         should_stop: Callable[[], bool],
         until: int,
     ) -> None:
-        learner = Learning(self._learner)
+        learner = HostLearner(self._learner)
         params = jax.tree.map(jnp.copy, self._learner.state.params)
         there = self._elsewhere
         if there and there.workers:
@@ -229,7 +229,7 @@ class OnHost:
         return micro_batches(tickets, self._pack, objective, size, self._learner.evaluate)
 
 
-class Learning:
+class HostLearner:
     """`rl.host.loop.Learner` of a learner; `whole` is set while no update is under way."""
 
     def __init__(self, learner: FlowLearner) -> None:

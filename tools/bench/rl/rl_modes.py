@@ -25,7 +25,7 @@ from rl.device.unroll import Traceable
 from rl.host.actor import FlowActor
 from rl.host.experience import micro_batches
 from rl.host.loop import HostConfig, HostSystem, Inference, StepResult, run_host
-from rl.host.placement import Learning, batch_sizes
+from rl.host.placement import HostLearner, batch_sizes
 from rl.host.staleness import draw_start
 from rl.host.timeline import Summary, Timeline
 from rl.host.weights import Weights
@@ -157,7 +157,7 @@ def run_mode(
         HostSystem(
             [slots],
             [Inference(acting.actor, partial(jax.device_put, device=jax.local_devices()[0]))],
-            Learning(learner),
+            HostLearner(learner),
             weights,
             lambda ticket: draw_start(0, ticket, slots.spec.tasks, seeds),
             lambda tickets: micro_batches(tickets, acting.policy.rows, _OBJECTIVE, load.micro),
