@@ -167,8 +167,6 @@ _ROOTS = {
     "argmin", "cumsum", "cumlogsumexp", "cummax", "cumprod", "concatenate", "pad", "sort", "top_k",
     "gather", "scatter", "scatter-add", "scatter_add", "dynamic_update_slice", "random_bits",
 }  # fmt: skip
-_READERS = {"scan", "while", "cond", "pallas_call", "dot_general", "conv_general_dilated"}
-"""Operations that read their operands from memory, as those of `_INDEXED` do."""
 _INDEXED = {"gather": 2, "dynamic_update_slice": 2, "scatter": 2, "scatter-add": 3}
 """Times that these operations move the data that they extract or insert, instead of reading a whole
 operand."""
@@ -196,9 +194,6 @@ class _Walk:
 
     def step(self, equation: Any, arguments: list[_Value]) -> list[_Value]:
         name, params = equation.primitive.name, equation.params
-        if name in _READERS or name in _INDEXED:
-            for value in arguments:
-                self.touch(self.settle(value))
         if name == "scan":
             return self.scan(equation, arguments)
         if name in ("while", "cond"):
@@ -213,12 +208,16 @@ class _Walk:
             return self.run(closed, fixed, arguments[len(arguments) - len(closed.invars) :])
         if name in ("dot_general", "conv_general_dilated"):
             matmul = (_product if name == "dot_general" else _convolution)(equation)
+            for value in arguments:
+                self.touch(self.settle(value))
             self.total.add(CallCost(Counter([matmul]), kernels=1.0))
             return [self.new(_size(equation.outvars[0].aval))]
         sizes = [_size(var.aval) for var in equation.outvars]
         if name in _INDEXED:
             index = {"gather": -1, "dynamic_update_slice": 1}.get(name, 2)
             moved = sizes[0] if index < 0 else _size(equation.invars[index].aval)
+            for value in arguments:
+                self.touch(self.settle(value))
             self.total.add(CallCost(bytes=_INDEXED[name] * moved, kernels=1.0))
             return [self.new(size) for size in sizes]
         if name in _PARTS:
@@ -233,6 +232,8 @@ class _Walk:
 
     def scan(self, equation: Any, arguments: list[_Value]) -> list[_Value]:
         params = equation.params
+        for value in arguments:
+            self.touch(self.settle(value))
         body = params["jaxpr"].jaxpr
         once = of_jaxpr(body, self.trips)
         self.total.add(once, params["length"])
@@ -245,6 +246,8 @@ class _Walk:
         return [self.new(size) for size in sizes]
 
     def branch(self, equation: Any, arguments: list[_Value]) -> list[_Value]:
+        for value in arguments:
+            self.touch(self.settle(value))
         parts = [of_jaxpr(body.jaxpr, self.trips) for body in _bodies(equation.params)]
         most = max(parts, key=lambda part: (part.flops, part.bytes))
         self.total.add(most, self.trips if equation.primitive.name == "while" else 1)
@@ -253,6 +256,8 @@ class _Walk:
 
     def kernel(self, equation: Any, arguments: list[_Value]) -> list[_Value]:
         """Counts a Pallas kernel: products once for each cell of its grid, arrays once."""
+        for value in arguments:
+            self.touch(self.settle(value))
         sizes = [_size(var.aval) for var in equation.outvars]
         moved = sum(sizes) + sum(v.size for v in arguments)
         self.total.add(CallCost(bytes=moved, kernels=1.0))
