@@ -1,9 +1,8 @@
 """Checkpoints: one directory per step with the whole state and what is needed to rebuild it.
 
-`checkpoints/<step>/` holds the arrays (orbax), JSON files for data position, config and assets, and
-the digests of all of them. A directory gets its number only once its files are digested and on
-disk, so a checkpoint that a killed run left half-written is never taken for a complete one, and
-later damage is found before a checkpoint is read. `models.checkpoints.own` reads them for acting.
+`checkpoints/<step>/` holds the arrays (orbax), JSON for data position, config and assets, and the
+digests of all of them. A directory gets its number only once its files are digested and on disk, so
+what a killed run left half-written is never taken for a checkpoint, and damage is found.
 """
 
 import json
@@ -14,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,7 +39,7 @@ _ALONE = Retention(1)
 _UNFINISHED = (".orbax-checkpoint-tmp", _DELETED, _SAVING)
 
 
-class CheckpointWriter:
+class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
     """Saves into `directory`, in the background, and keeps the checkpoints that `keep` selects: the
     last `keep`, or those of a `Retention`.
 
@@ -117,10 +116,7 @@ class CheckpointWriter:
         if self._pending is not None and self._pending.done():
             self.wait()
 
-    def __enter__(self) -> "CheckpointWriter":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self.wait()
         finally:
@@ -219,7 +215,11 @@ def newest_good(directory: Path, console: Console | None = None) -> int | None:
     directory, console = Path(directory).absolute(), console or Console(quiet=True)
 
     def look(_: object) -> str:
-        return json.dumps(_listing(directory))
+        """Steps saved, whether any can be verified, and what was set aside."""
+        saved = steps(directory)
+        verifiable = any(digests.is_sealed(directory / str(step)) for step in saved)
+        aside = sorted(path.name for path in directory.glob(f"*{_DAMAGED}*"))
+        return json.dumps([saved, verifiable, aside])
 
     while True:
         saved, verifiable, damaged = json.loads(agree("newest", "", look))
@@ -264,12 +264,12 @@ def restore(path: Path, abstract: State, verified: bool = False) -> State:
     path = find(path)
     if not verified:
         refuse(path, _damage(path))
-    if not isinstance(abstract, TrainState):
-        check_same(path, metadata(path), abstract)
-        with context():
-            return ocp.load_checkpointables(path, {"state": abstract})["state"]
-    check_same(path, metadata(path), replace(abstract, ema=abstract.averaged))
-    with context(partial=True):
+    train = isinstance(abstract, TrainState)
+    saved = (
+        replace(abstract, ema=abstract.averaged) if isinstance(abstract, TrainState) else abstract
+    )
+    check_same(path, metadata(path), saved)
+    with context(partial=train):
         return ocp.load_checkpointables(path, {"state": abstract})["state"]
 
 
@@ -314,13 +314,6 @@ def _damage(path: Path) -> list[str]:
 
     mine = digests.damage(path, index=host_index(), count=host_count())
     return json.loads(agree("damage", json.dumps(mine), merge))
-
-
-def _listing(directory: Path) -> tuple[list[int], bool, list[str]]:
-    """Steps saved, whether any can be verified, and what was set aside."""
-    saved = steps(directory)
-    verifiable = any(digests.is_sealed(directory / str(step)) for step in saved)
-    return saved, verifiable, sorted(path.name for path in directory.glob(f"*{_DAMAGED}*"))
 
 
 def _set_aside(path: Path, _: object) -> str:
@@ -372,8 +365,7 @@ def _standing(directory: Path) -> str:
 
 
 def _is_said_here(record: logging.LogRecord) -> bool:
-    """Drops the tracebacks that orbax logs for errors that it also raises; `save` or `wait` reports
-    them."""
+    """Drops the tracebacks of errors that orbax logs and also raises, to `save` or `wait`."""
     return not (record.levelno >= logging.ERROR and "orbax" in record.pathname)
 
 

@@ -26,7 +26,7 @@ from parallel.hosts.facts import HostFacts, any_host, put_facts
 from parallel.hosts.stop import UNLOGGED
 from parallel.hosts.watchdog import note
 from parallel.monitor.metrics import MetricsWriter
-from parallel.monitor.progress import StepLog
+from parallel.monitor.progress import StepBar, StepLog
 from parallel.monitor.speed import Speed
 from parallel.monitor.spikes import BadStep, Policy, Spikes
 from parallel.monitor.step_trace import StepTrace, traced_steps
@@ -122,26 +122,24 @@ class Loop:
             )
             writer = None
             if host_index() == 0:
-                metrics_writer = MetricsWriter(shell.run.directory, start, shell.trackers)
-                writer = stack.enter_context(metrics_writer)
-            log = stack.enter_context(
-                StepLog(
-                    writer,
-                    shell.console,
-                    start,
-                    config.train_steps,
-                    config.log_every,
-                    self.mesh,
-                    spikes,
-                    shell.ledger.account,
-                    shell.failure,
-                    self._speed,
-                )
+                writer = MetricsWriter(shell.run.directory, start, shell.trackers)
+                stack.enter_context(writer)
+            bar = stack.enter_context(StepBar(shell.console, "training", start, config.train_steps))
+            log = StepLog(
+                writer,
+                shell.console,
+                bar,
+                start,
+                config.log_every,
+                self.mesh,
+                spikes,
+                shell.ledger.account,
+                shell.failure,
+                self._speed,
             )
             wanted = traced_steps(config.profile, config.train_steps, "trainer.profile")
-            trace = stack.enter_context(
-                StepTrace(wanted, shell.run.directory, start, shell.console, shell.failure)
-            )
+            trace = StepTrace(wanted, shell.run.directory, start, shell.console, shell.failure)
+            stack.callback(trace.close)
             if self.pending_evaluation == start:
                 self._evaluate(start, state, log)
             begin, bad, item = time.perf_counter(), None, None
@@ -265,8 +263,7 @@ class Loop:
                 self.verdict = agree("verdict", "", lambda _: said)
 
     def _stopping(self) -> bool:
-        """True if any host was told to stop; all hosts must call it at the same point of an
-        evaluation."""
+        """True if any host was told to stop; all call it at the same point of an evaluation."""
         self.stopped = self.stopped or any_host(self.shell.stop.number)
         return self.stopped is not None
 

@@ -1,10 +1,9 @@
 """Adam's moments in float8: one byte per value and two per group of 128 values, about a quarter of
 the memory of f32.
 
-A group's values rarely span e4m3's range of 2.3·10⁵: the second moment overflows it, and the first
-leaves most of it unused. COAT (arXiv 2410.19313) raises a group to the power that makes its range
-equal to e4m3's. Rounding is stochastic, since an average that changes by less than half a code
-would never change if rounded to the nearest.
+A group is raised to the power that makes its range equal to e4m3's, 2.3·10⁵ (COAT, arXiv
+2410.19313). Rounding is stochastic, since an average that changes by less than half a code would
+never change if rounded to the nearest.
 """
 
 from dataclasses import dataclass

@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -20,7 +21,7 @@ class GivenUp(Exception):
     """The wait for an item was given up."""
 
 
-class Prefetcher(Generic[T]):
+class Prefetcher(AbstractContextManager["Prefetcher[T]"], Generic[T]):
     """Iterates over `put(item)` for the items of `source`, up to `depth` of them ahead.
 
     An exception of the source or of `put` is raised by the `next` that would have returned that
@@ -72,10 +73,7 @@ class Prefetcher(Generic[T]):
             except queue.Empty:
                 self._thread.join(timeout=0.05)
 
-    def __enter__(self) -> "Prefetcher[T]":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _fill(self, source: Iterator[Any], put: Callable[[Any], T]) -> None:

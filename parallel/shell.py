@@ -18,8 +18,9 @@ from parallel.hosts.agreement import agree
 from parallel.hosts.distributed import host_index
 from parallel.hosts.stop import StopSignals
 from parallel.hosts.watchdog import note
-from parallel.monitor.goodput import Ledger, set_damaged_account_aside
-from parallel.monitor.metrics import set_damaged_metrics_aside
+from parallel.monitor import goodput, metrics
+from parallel.monitor.goodput import Ledger
+from parallel.runs.json_lines import set_damage_aside
 from parallel.runs.log_failure import LogFailure
 from parallel.runs.mirror import Mirror, begin
 from parallel.runs.retention import Retention
@@ -85,8 +86,8 @@ def in_shell(
     with ExitStack() as stack:
         stop = stop or stack.enter_context(StopSignals())
         if run.folder.resume and first:
-            set_damaged_metrics_aside(directory, console)
-            set_damaged_account_aside(directory, console)
+            set_damage_aside(directory / metrics.FILE_NAME, metrics.is_line, console)
+            set_damage_aside(directory / goodput.FILE_NAME, goodput.is_line, console)
         ledger = stack.enter_context(Ledger(directory if first else None))
         mirror = None
         if run.folder.mirror is not None:

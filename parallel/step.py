@@ -253,8 +253,7 @@ def _key(seed: Any, what: int) -> PRNGKeyArray:
 
 
 def _begin(params: Params, optimizer: OptimizerConfig, averages: Params = None) -> TrainState:
-    """The initial state, with averages for the parameters for which `averages` has them, or for
-    all."""
+    """The initial state, with averages for the parameters that `averages` has, or for all."""
     moving, trained = select(optimizer, params)
 
     def kept(leaf: Any, moves: Any) -> Any:

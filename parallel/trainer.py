@@ -100,8 +100,7 @@ def train(
     abstract = abstract_state(model, optimizer, rules, mesh)
 
     def begin(saved: int | None) -> tuple[TrainState, Json]:
-        """The state to continue from, at the newest good step, and the position in its
-        checkpoint."""
+        """The state to continue from, at the newest good step, and its checkpoint's position."""
         if saved is not None:
             path = shell.folder / str(saved)
             record = own.read_json(path, "position")

@@ -16,12 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+Series = Float[np.ndarray, " t"]
+"""Numbers of an episode's t decisions."""
+
 
 class AdvantageAndTarget(NamedTuple):
     """Advantages and targets of one trajectory's decisions."""
 
-    advantage: Float[np.ndarray, " t"]
-    target: Float[np.ndarray, " t"]
+    advantage: Series
+    target: Series
     """The value head's targets."""
 
 
@@ -30,10 +33,10 @@ class ValuedEpisode(NamedTuple):
     head's estimates (0 without one), and that for the last observation (0 if the episode
     terminated)."""
 
-    rewards: Float[np.ndarray, " t"]
-    values: Float[np.ndarray, " t"]
+    rewards: Series
+    values: Series
     final: float
-    ratios: Float[np.ndarray, " t"] | None = None
+    ratios: Series | None = None
     """π_θ/π_b of whole chunks, where the advantage is `reevaluated`."""
 
 
@@ -72,11 +75,7 @@ class Advantage:
 
 
 def gae(
-    rewards: Float[np.ndarray, " t"],
-    values: Float[np.ndarray, " t"],
-    final: float,
-    discount: float,
-    gae_lambda: float,
+    rewards: Series, values: Series, final: float, discount: float, gae_lambda: float
 ) -> AdvantageAndTarget:
     """A_t = δ_t + γλ A_{t+1}, δ_t = R_t + γ V_{t+1} - V_t, target A_t + V_t (generalized advantage
     estimation, Schulman et al., arXiv 1506.02438, equation 16).
@@ -116,10 +115,10 @@ def group(returns: Float[np.ndarray, " n"], scaled: bool = True) -> Float[np.nda
 
 
 def vtrace(
-    rewards: Float[np.ndarray, " t"],
-    values: Float[np.ndarray, " t"],
+    rewards: Series,
+    values: Series,
     final: float,
-    ratios: Float[np.ndarray, " t"],
+    ratios: Series,
     discount: float,
     gae_lambda: float,
     truncation: float = 1.0,
@@ -199,9 +198,7 @@ VTRACE = Advantage(_each_vtrace, reevaluated=True)
 """Advantages of the objective of that name."""
 
 
-def _decaying(
-    x: Float[np.ndarray, " t"], decay: Float[np.ndarray, " t"]
-) -> Float[np.ndarray, " t"]:
+def _decaying(x: Series, decay: Series) -> Series:
     """y_t = x_t + decay_t y_{t+1}."""
     y, later = np.empty_like(x), 0.0
     for t in reversed(range(len(x))):

@@ -3,8 +3,9 @@ advantage are set in objectives.py, and its rewards are named in rewards.py.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any, Literal
 
 from models.files.bounds import check_finite, check_least
@@ -217,21 +218,16 @@ class RlConfig:
 
     def _unread(self) -> list[str]:
         """Options that the placement does not read and that differ from their defaults."""
-        parts: Mapping[str, Any] = {
-            "rollout": self.rollout,
-            "learner": self.learner,
-            "colocated": self.colocated,
-            "disaggregated": self.disaggregated,
-            "learner.optimizer": self.learner.optimizer,
-        }
-        usual = {"learner.optimizer": LearnerConfig().optimizer}
-        return [
-            f"{part}.{name} = {value}"
-            for part, names in _UNREAD[self.placement].items()
-            for name in names
-            if (value := getattr(parts[part], name))
-            != getattr(usual.get(part) or type(parts[part])(), name)
-        ]
+        found = []
+        for where, names in _UNREAD[self.placement].items():
+            part: Any = attrgetter(where)(self)
+            usual = (
+                type(part)() if part is not self.learner.optimizer else LearnerConfig().optimizer
+            )
+            for name in names:
+                if (value := getattr(part, name)) != getattr(usual, name):
+                    found.append(f"{where}.{name} = {value}")
+        return found
 
 
 def at_least(config: object, where: str, **least: float) -> None:

@@ -75,7 +75,8 @@ def draw(
         return after, (x, after, _Step(euler, mean, std))
 
     actions, chain = jax.lax.scan(step, flow.noise(keys, shape), jnp.arange(config.euler_steps))
-    before, after, taken = jax.tree.map(lambda x: _gather(x, at), chain)
+    rows = jnp.arange(len(at))[:, None]
+    before, after, taken = jax.tree.map(lambda x: x[at, rows], chain)
     density = _log_density(after, taken.mean, taken.std).sum(1)
     return SampledChunk(actions, before, after, at, density, _value(params, field, batch))
 
@@ -199,10 +200,6 @@ def _log_density(
     width = jnp.where(std > 0, std, 1)
     density = -0.5 * ((x - mean) / width) ** 2 - jnp.log(width) - _HALF_LOG_2PI
     return jnp.where(std > 0, density, 0)
-
-
-def _gather(chain: Float[Array, "k n h a"], at: Int[Array, "n m"]) -> Float[Array, "n m h a"]:
-    return chain[at, jnp.arange(len(at))[:, None]]
 
 
 def _fold(keys: UInt32[Array, "n 2"], what: int) -> Key[Array, " n"]:

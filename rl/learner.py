@@ -48,7 +48,8 @@ class FlowLearner:
     Only one thread may feed it. Save `state`, after an update and before the next `add`. The next
     update consumes its arrays, so copy parameters before you publish them.
 
-    Decisions are counted: `added` is `learnt` plus `pending`, at any time.
+    `version` is the number of steps that the policy has learnt. Decisions are counted: those added
+    are `learnt` or `pending`, at any time.
 
     On several hosts, each host brings rows of its own, in micro-batches of the same shapes. Hosts
     update together, and a host with fewer micro-batches repeats its last one with weight 0. V-trace
@@ -100,23 +101,13 @@ class FlowLearner:
         self._step = StepFunctions(log_prob, optimizer, objective, updates)
         self._epochs, self._minibatches = epochs, minibatches
         self._observe = observe if epochs > 1 else None
-        self._version = int(state.version)
+        self.version = int(state.version)
         self._lags: list[np.ndarray] = []
         self._added: list[_Added] = []
         self._last: Experience | None = None
         self._total: Total | None = None
         self._failed: Diverged | None = None
         self._compile()
-
-    @property
-    def version(self) -> int:
-        """Number of steps that the policy has learnt."""
-        return self._version
-
-    @property
-    def added(self) -> int:
-        """Number of decisions added."""
-        return self.learnt + self.pending
 
     def add(self, experience: Experience, tickets: Sequence[int] = ()) -> None:
         """Adds a micro-batch's gradient to the step's; returns before it is computed.
@@ -130,11 +121,11 @@ class FlowLearner:
         """
         self._check_going()
         rows = np.asarray(experience.weight) > 0
-        lags = self._version - np.asarray(experience.version)[rows]
+        lags = self.version - np.asarray(experience.version)[rows]
         if lags.min(initial=0) < 0:
             raise ValueError(
                 f"Tickets {_named(tickets)} were sampled by policy version "
-                f"{self._version - lags.min()}, but the learner is at version {self._version}; "
+                f"{self.version - lags.min()}, but the learner is at version {self.version}; "
                 f"give it the state that sampled them."
             )
         placed = put_batch(experience, self._mesh)
@@ -164,7 +155,7 @@ class FlowLearner:
         self._even_out()
         if self._total is None:
             raise ValueError(
-                f"Step {self._version} has no decisions to learn from; add its micro-batches first."
+                f"Step {self.version} has no decisions to learn from; add its micro-batches first."
             )
         worth, metrics, terms = self._descend(self._added, None, last=self._epochs == 1)
         for epoch in range(1, self._epochs):
@@ -178,7 +169,7 @@ class FlowLearner:
         lags = np.bincount(np.concatenate(self._lags)).tolist()
         metrics = metrics_of(terms) | metrics | {"decisions": self.pending, "lags": lags}
         self.learnt, self.pending = self.learnt + self.pending, 0
-        self._version += 1
+        self.version += 1
         self._added, self._lags, self._last = [], [], None
         return metrics
 
@@ -205,7 +196,7 @@ class FlowLearner:
 
     def _shuffled(self, epoch: int) -> list[list[_Added]]:
         """The step's minibatches, the same on every host, as all have the same number of parts."""
-        order = np.random.default_rng((self._version, epoch)).permutation(len(self._added))
+        order = np.random.default_rng((self.version, epoch)).permutation(len(self._added))
         parts = np.array_split(order, min(self._minibatches, len(order)))
         return [[self._added[i] for i in sorted(part)] for part in parts]
 
@@ -237,7 +228,7 @@ class FlowLearner:
         wanted = int(agree("micro-batches", str(len(self._added)), most))
         if not wanted or self._last is None:
             raise ValueError(
-                f"Step {self._version} has no decisions on at least one host; give each of "
+                f"Step {self.version} has no decisions on at least one host; give each of "
                 f"{host_count()} hosts at least one ticket a step."
             )
         nothing = replace(self._last, weight=np.zeros_like(self._last.weight))
@@ -250,7 +241,7 @@ class FlowLearner:
         suspects = bad or [part.tickets for part in parts]
         named = _named([ticket for tickets in suspects for ticket in tickets])
         return Diverged(
-            f"Step {self._version} has loss {metrics['loss']} and gradient norm "
+            f"Step {self.version} has loss {metrics['loss']} and gradient norm "
             f"{metrics['grad_norm']}; the gradients of {len(bad)} of {len(flags)} micro-batches "
             f"are not finite. This update was not made; check tickets {named}, and lower "
             "learner.optimizer.learning_rate."

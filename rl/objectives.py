@@ -2,10 +2,9 @@
 policy term, as pure functions of log-probabilities.
 
 Losses and metrics are sums over decisions (chunks) times their weight, to be divided once by the
-sum of the weights, so that micro-batches, hosts and their order change nothing. Numbers of a chunk
-that were not executed are in no ratio. Ratios that are clipped, truncated or left out stay in the
-denominator (as in AReaL, arXiv 2505.24298). A decision's surrogate is the sum over its ratios (one,
-one per action or one per number), so if all policies are equal, all levels have the gradient
+sum of the weights, so that micro-batches, hosts and their order change nothing. Ratios that are
+clipped, truncated or left out stay in the denominator (as in AReaL, arXiv 2505.24298). A decision's
+surrogate is the sum over its ratios, so if all policies are equal, all levels have the gradient
 A ∇ log π.
 """
 
@@ -22,6 +21,8 @@ from models.files.bounds import check_finite, check_least
 from models.files.own_file import by_name, check_choice
 from rl.advantages import ADVANTAGES, VTRACE, Advantage
 
+LogRatio = Float[Array, "n r"]
+Advantages = Float[Array, "n 1"]
 LIMIT = 20.0
 """Log-ratios are bounded to ± this, so that no ratio or square of one overflows; no gradient flows
 beyond."""
@@ -184,10 +185,10 @@ def interpolated(
 
 
 def ppo(
-    whole: Float[Array, "n r"],
-    step: Float[Array, "n r"],
-    stale: Float[Array, "n r"],
-    advantage: Float[Array, "n 1"],
+    whole: LogRatio,
+    step: LogRatio,
+    stale: LogRatio,
+    advantage: Advantages,
     config: ObjectiveConfig,
 ) -> Surrogate:
     """min(r A, clip(r, 1 ± ε) A), r = π_θ/π_b (Schulman et al., arXiv 1707.06347).
@@ -200,10 +201,10 @@ def ppo(
 
 
 def decoupled(
-    whole: Float[Array, "n r"],
-    step: Float[Array, "n r"],
-    stale: Float[Array, "n r"],
-    advantage: Float[Array, "n 1"],
+    whole: LogRatio,
+    step: LogRatio,
+    stale: LogRatio,
+    advantage: Advantages,
     config: ObjectiveConfig,
 ) -> Surrogate:
     """w min(u A, clip(u, 1 ± ε) A), u = π_θ/π_p, w = π_p/π_b, and 0 where w is above the truncation
@@ -215,10 +216,10 @@ def decoupled(
 
 
 def tis(
-    whole: Float[Array, "n r"],
-    step: Float[Array, "n r"],
-    stale: Float[Array, "n r"],
-    advantage: Float[Array, "n 1"],
+    whole: LogRatio,
+    step: LogRatio,
+    stale: LogRatio,
+    advantage: Advantages,
     config: ObjectiveConfig,
 ) -> Surrogate:
     """Variant of `decoupled` in which w is min(π_p/π_b, C): bounded, not left out (truncated
@@ -230,10 +231,10 @@ def tis(
 
 
 def aipo(
-    whole: Float[Array, "n r"],
-    step: Float[Array, "n r"],
-    stale: Float[Array, "n r"],
-    advantage: Float[Array, "n 1"],
+    whole: LogRatio,
+    step: LogRatio,
+    stale: LogRatio,
+    advantage: Advantages,
     config: ObjectiveConfig,
 ) -> Surrogate:
     """A surrogate whose gradient is min(π_θ/π_b, ρ) A ∇ log π_θ (LlamaRL, arXiv 2505.24034).
@@ -318,7 +319,7 @@ def summary(terms: Terms) -> dict[str, float]:
 
 
 def _clip(
-    ratio: Float[Array, "n r"], advantage: Float[Array, "n 1"], clip: float
+    ratio: Float[Array, "n r"], advantage: Advantages, clip: float
 ) -> tuple[Float[Array, "n r"], Bool[Array, "n r"]]:
     free, bound = ratio * advantage, jnp.clip(ratio, 1 - clip, 1 + clip) * advantage
     return jnp.minimum(free, bound), bound < free

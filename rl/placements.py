@@ -1,7 +1,6 @@
 """Placements of acting and learning by their name in the config, each as `rl.run` takes it."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from models import Policy
@@ -10,7 +9,6 @@ from rl.run import Placement
 from sim.suite import Suite
 
 
-@contextmanager
 def place(
     policy: Policy,
     suite: Suite,
@@ -18,8 +16,9 @@ def place(
     config: RlConfig,
     directory: Path,
     ray_address: str | None = None,
-) -> Iterator[Placement]:
-    """Builds the placement, and ends it with the block; writes a timeline to the directory.
+) -> AbstractContextManager[Placement]:
+    """The placement, which is built when the block begins and ends with it; writes a timeline to
+    the directory.
 
     Raises:
       ValueError: policy, suite and config do not fit the placement, or `ray_address` is not for
@@ -28,9 +27,7 @@ def place(
     if config.placement == "disaggregated":
         from rl.remote.placement import on_cluster
 
-        with on_cluster(policy, suite, tasks, config, directory, ray_address) as made:
-            yield made
-        return
+        return on_cluster(policy, suite, tasks, config, directory, ray_address)
     if ray_address is not None:
         raise ValueError(
             f"--ray-address {ray_address} is for placement 'disaggregated', but this run's is "
@@ -39,9 +36,7 @@ def place(
     if config.placement == "colocated":
         from rl.device.placement import OnDevice
 
-        yield OnDevice(policy, suite, tasks, config)
-        return
+        return nullcontext(OnDevice(policy, suite, tasks, config))
     from rl.host.placement import on_host
 
-    with on_host(policy, suite, tasks, config, directory) as made:
-        yield made
+    return on_host(policy, suite, tasks, config, directory)

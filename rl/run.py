@@ -158,7 +158,8 @@ def advance(
     with ExitStack() as stack:
         metrics = stack.enter_context(MetricsWriter(directory, done, shell.trackers))
         bar = stack.enter_context(StepBar(console, doing, done, until))
-        trace = stack.enter_context(StepTrace(wanted, directory, done, console, failure))
+        trace = StepTrace(wanted, directory, done, console, failure)
+        stack.callback(trace.close)
 
         def stopping() -> bool:
             return shell.stop.should_stop() or failure.error is not None

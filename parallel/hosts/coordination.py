@@ -130,8 +130,7 @@ def detect() -> ProcessPlace | None:
 
 
 def _devices_are_dealt() -> bool:
-    """True if the process sees only its own devices: it is alone on its machine, or the cluster
-    bound them to it."""
+    """True if the process sees only its own devices: alone on its machine, or bound to them."""
     alone = re.fullmatch(r"1(\(x\d+\))?", os.environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",")
     return bool(

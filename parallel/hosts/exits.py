@@ -74,8 +74,7 @@ def is_of_the_disk(error: BaseException) -> bool:
 
 
 def _of_the_disk(error: BaseException) -> tuple[int | None, str | None]:
-    """The errno of a system error and the file that it names; tensorstore puts both into the
-    message of a ValueError."""
+    """The errno and the file of a system error; tensorstore names both in a ValueError."""
     if isinstance(error, OSError):
         named = error.filename2 or error.filename  # for a copy or a move, the file being written
         return error.errno, None if named is None else str(named)

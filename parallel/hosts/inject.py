@@ -1,8 +1,7 @@
 """Fault injection, each fault at one rank and step: `kill@rank1:step50`.
 
-A process does to itself what a machine may do to it, so that drills and tests inject a fault at the
-same moment every time (as torchft's tests do). A fault happens once in a run's life: a marker in
-the run's folder prevents it from happening again in the restarted run.
+A process does to itself what a machine may do to it, at the same moment every time (as in torchft's
+tests), and once in a run's life: a marker in the run's folder outlives a restart.
 """
 
 import os
@@ -107,12 +106,8 @@ def _first_time(fault: Fault) -> bool:
 
 def _happen(fault: Fault) -> None:
     match fault.kind:
-        case "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        case "stop":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        case "term":
-            os.kill(os.getpid(), signal.SIGTERM)
+        case "kill" | "stop" | "term":
+            os.kill(os.getpid(), signal.Signals[f"SIG{fault.kind.upper()}"])
         case "stuck":
             while True:
                 time.sleep(1)

@@ -8,8 +8,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -24,15 +24,13 @@ class StopSignals:
     number: int = 0
 
     def __enter__(self) -> "StopSignals":
-        self._previous: dict[signal.Signals, Any] = {}
+        self._stack = ExitStack()
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._previous[number] = signal.signal(number, self._note)
+            self._stack.enter_context(handled(self._note, signal.SIGTERM, signal.SIGINT))
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
 
     def should_stop(self) -> bool:
         """True if this process was told to stop."""
@@ -54,11 +52,19 @@ def leave_at_once() -> Iterator[None]:
         _say(b"\nStopped by SIGTERM; there was nothing to save.\n")
         sys.exit(0)
 
-    previous = signal.signal(signal.SIGTERM, leave)
+    with handled(leave, signal.SIGTERM):
+        yield
+
+
+@contextmanager
+def handled(handler: Callable[[int, Any], None], *numbers: signal.Signals) -> Iterator[None]:
+    """Context manager (in the main thread) in which `handler` gets these signals."""
+    previous = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, before in previous.items():
+            signal.signal(number, before)
 
 
 def _say(what: bytes) -> None:

@@ -1,9 +1,8 @@
 """Supervises a job of several processes on one machine: starts them, merges their output, and when
 one is dead, stopped or stuck, ends all and restarts.
 
-Each attempt is a separate job with a new port (as torchelastic re-forms a group), so nothing waits
-for the remains of a broken attempt; training resumes from the last checkpoint. The first cause of a
-failure is distinguished from the errors of processes that only lost their peer.
+Each attempt is a job with a new port (as torchelastic re-forms a group), which waits for no remains
+of the last. The first cause of a failure is told apart from what only lost its peer.
 """
 
 import json
@@ -28,6 +27,7 @@ from typing import IO, Any
 from models.files.terminal import harmless
 from parallel.hosts import exits, job, watchdog
 from parallel.hosts.parent import die_with_parent
+from parallel.hosts.stop import handled
 
 _POLL, _STOPPED_FOR, _TAIL = 0.1, 2.0, 30
 _ECHO = 0.5
@@ -81,20 +81,17 @@ def supervise(plan: LaunchPlan) -> int:
     _check(plan)
     available = accelerators()
     slots = list(range(plan.processes))
-    with _Forwarded() as signals:
-        for attempt in range(plan.max_restarts + 1):
-            failure = _Attempt(plan, slots, attempt, available, signals).run()
-            if failure is None:
-                return 0
+    signals, attempt = _Forwarded(), 0
+    with handled(signals.forward, signal.SIGTERM, signal.SIGINT):
+        while failure := _Attempt(plan, slots, attempt, available, signals).run():
             hopeless = failure.code in (exits.REFUSED, exits.NON_FINITE, exits.INTERRUPTED)
             if signals.count or hopeless or attempt == plan.max_restarts:
                 return failure.code
-            slots = _next_slots(plan, slots, failure.rank)
+            slots, attempt = _next_slots(plan, slots, failure.rank), attempt + 1
             _say(
-                f"restarting with {len(slots)} processes, restart {attempt + 1} of "
-                f"{plan.max_restarts}"
+                f"restarting with {len(slots)} processes, restart {attempt} of {plan.max_restarts}"
             )
-    raise AssertionError("unreachable")
+    return 0
 
 
 def accelerators() -> int:
@@ -145,21 +142,19 @@ def _next_slots(plan: LaunchPlan, slots: list[int], failed: int) -> list[int]:
     return slots if size is None else rest[:size]
 
 
+@dataclass
 class _Attempt:
     """One job from its start to its end; rank r has the devices of `slots[r]`."""
 
-    def __init__(
-        self,
-        plan: LaunchPlan,
-        slots: list[int],
-        attempt: int,
-        accelerators: int,
-        signals: "_Forwarded",
-    ) -> None:
-        self._plan, self._slots, self._attempt = plan, slots, attempt
-        self._accelerators, self._signals = accelerators, signals
-        self._first = plan.node * plan.processes
-        self._tails = [deque[str](maxlen=_TAIL) for _ in slots]
+    plan: LaunchPlan
+    slots: list[int]
+    attempt: int
+    accelerators: int
+    signals: "_Forwarded"
+
+    def __post_init__(self) -> None:
+        self._first = self.plan.node * self.plan.processes
+        self._tails = [deque[str](maxlen=_TAIL) for _ in self.slots]
         self._ended: queue.Queue[int] = queue.Queue()
 
     def run(self) -> ProcessFailure | None:
@@ -167,8 +162,8 @@ class _Attempt:
         with tempfile.TemporaryDirectory(prefix="launch-") as scratch, socket.socket() as holder:
             self._report = Path(scratch) / "first-cause.json"
             where = self._coordinator(holder)
-            self._processes = [self._start(i, where) for i in range(len(self._slots))]
-            self._signals.release(self._processes)
+            self._processes = [self._start(i, where) for i in range(len(self.slots))]
+            self.signals.release(self._processes)
             readers = [
                 threading.Thread(target=self._relay, args=(i, stream, out), daemon=True)
                 for i, process in enumerate(self._processes)
@@ -188,7 +183,7 @@ class _Attempt:
             finally:
                 for process in self._processes:
                     _kill(process)
-                self._signals.hold()
+                self.signals.hold()
             for thread in (*readers, *waiters):
                 thread.join(timeout=10)
             return None if failed is None else self._explained(failed, stopped, detected)
@@ -197,26 +192,26 @@ class _Attempt:
         """Rank 0's address, with another port in every attempt. A port of the loopback stays bound
         to `holder`, so that nobody takes it before rank 0 listens (gRPC shares it,
         SO_REUSEPORT)."""
-        if self._plan.coordinator is not None:
-            host, _, port = self._plan.coordinator.rpartition(":")
-            return f"{host}:{int(port) + self._attempt}"
+        if self.plan.coordinator is not None:
+            host, _, port = self.plan.coordinator.rpartition(":")
+            return f"{host}:{int(port) + self.attempt}"
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         holder.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{holder.getsockname()[1]}"
 
     def _start(self, index: int, where: str) -> "subprocess.Popen[str]":
-        world = self._plan.nodes * len(self._slots)
+        world = self.plan.nodes * len(self.slots)
         told = {
             job.COORDINATOR: where,
             job.PROCESSES: str(world),
             job.RANK: str(self._first + index),
-            job.RESTARTS: str(self._attempt),
+            job.RESTARTS: str(self.attempt),
             watchdog.REPORT: str(self._report),
             "PYTHONUNBUFFERED": "1",
         }
-        share = _devices(self._plan, self._slots[index], self._accelerators, os.environ)
+        share = _devices(self.plan, self.slots[index], self.accelerators, os.environ)
         return subprocess.Popen(
-            self._plan.command,
+            self.plan.command,
             env={**os.environ, **told, **share},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -239,8 +234,7 @@ class _Attempt:
         self._ended.put(index)
 
     def _watch(self) -> tuple[int | None, bool]:
-        """Index of the process that failed first, and True if it was stopped; None if all ended
-        well."""
+        """Index of the process that failed first (None: all ended well), and if it was stopped."""
         running, stopped_since = set(range(len(self._processes))), dict[int, float]()
         while running:
             try:
@@ -305,24 +299,13 @@ class _Attempt:
 
 
 class _Forwarded:
-    """Context manager that forwards SIGTERM and SIGINT to the processes of the current attempt, or
-    to those of the next once it has started them; the second Ctrl-C kills them."""
+    """Forwards signals to the processes of the current attempt, or to those of the next once it has
+    started them; the second Ctrl-C kills them."""
 
     def __init__(self) -> None:
         self.count = 0
         self._processes: list[subprocess.Popen[str]] | None = None
         self._held: list[int] = []
-
-    def __enter__(self) -> "_Forwarded":
-        self._previous = {
-            number: signal.signal(number, self._forward)
-            for number in (signal.SIGTERM, signal.SIGINT)
-        }
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
 
     def hold(self) -> None:
         """Holds signals back, as there is no process to receive them."""
@@ -334,7 +317,8 @@ class _Forwarded:
         for number in self._held:
             self._send(number, processes)
 
-    def _forward(self, number: int, frame: FrameType | None) -> None:
+    def forward(self, number: int, _: FrameType | None) -> None:
+        """Handles a signal."""
         self.count += 1
         if self._processes is None:
             self._held.append(number)

@@ -1,10 +1,9 @@
 """Ends a run that makes no progress, and reports which process is to blame and where each one
 stands.
 
-A thread in each process reports its process's progress to the coordination service every half
-second, and notices when the last progress was too long ago. Collectives release Python's lock, so
-the thread runs while the main thread hangs in one. A dead process needs no watchdog (JAX's
-heartbeats end its peers), but nothing else detects a process that is alive but stuck (jax#38503).
+A thread in each process reports its progress to the coordination service; it runs while the main
+thread hangs in a collective, which releases Python's lock. JAX's heartbeats end the peers of a dead
+process, but nothing else detects one that is alive but stuck (jax#38503).
 """
 
 import faulthandler
@@ -19,7 +18,6 @@ import traceback
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
 import jax
@@ -116,12 +114,7 @@ class Watchdog:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._ended.set()
         self._thread.join()
         faulthandler.cancel_dump_traceback_later()
@@ -153,7 +146,9 @@ class Watchdog:
         while not self._ended.wait(self._interval):
             faulthandler.dump_traceback_later(_DEAF, exit=True)  # if this thread cannot run either
             count += 1
-            beat = self._beat(count)
+            now = _now
+            age = time.monotonic() - now.since
+            beat = Beat(now.phase, now.step, age, self._allowed(now.phase), count)
             try:
                 if self._client is not None:
                     self._client.put(f"{_BEATS}/{self._rank}", json.dumps(beat))
@@ -169,12 +164,6 @@ class Watchdog:
                     what = f"the coordination service cannot be reached ({error})"
                     self._follow({"rank": 0, "what": what, "code": exits.PEER_LOST})
 
-    def _beat(self, count: int) -> Beat:
-        now = _now
-        return Beat(
-            now.phase, now.step, time.monotonic() - now.since, self._allowed(now.phase), count
-        )
-
     def _allowed(self, phase: str) -> float:
         if phase != "training":
             return max(PATIENCE.get(phase, LONG), self._patience)
@@ -184,8 +173,7 @@ class Watchdog:
         return max(self._patience, _STEPS * usual)
 
     def _judge(self, mine: Beat) -> None:
-        """Ends the job unless some process is still at work and the others may be waiting for
-        it."""
+        """Ends the job unless others may be waiting for a process that is still at work."""
         beats, now = {self._rank: mine, **self._beats()}, time.monotonic()
         for rank in range(self._processes):
             count = beats[rank].beats if rank in beats else 0
@@ -212,8 +200,7 @@ class Watchdog:
         return {int(rank): Beat(*json.loads(value)) for rank, value in found.items()}
 
     def _announce(self, verdict: dict) -> dict:
-        """Sends a verdict to all processes, unless another process was first; returns the verdict
-        that they got."""
+        """Sends a verdict to all processes, or else returns that of the process that was first."""
         if self._client is None:
             return verdict
         try:

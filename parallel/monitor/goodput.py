@@ -1,23 +1,20 @@
 """Goodput: the share of a run's time, over all its starts, that was spent on steps that count.
 
-goodput.jsonl in the run's folder is append-only. It has a line per step with the seconds since the
-previous line, by cause, so a killed run loses the account of at most one step, and the steps that
-it must repeat are known. Causes describe the main thread of the first host, one at a time, so their
-seconds sum to the elapsed time.
+goodput.jsonl in the run's folder is append-only: a line per step with the seconds since the last
+line, by cause, so a killed run loses the account of at most one step. Causes describe the main
+thread of the first host, one at a time, so their seconds sum to the elapsed time.
 """
 
 import json
 import os
 import time
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Literal, get_args
 
-from models.files.terminal import Console
-from parallel.runs.json_lines import read_lines, set_damage_aside
+from parallel.runs.json_lines import read_lines
 from parallel.runs.log_failure import naming
 
 FILE_NAME = "goodput.jsonl"
@@ -125,11 +122,6 @@ def total(accounts: Iterable[Account]) -> Account:
     return whole
 
 
-def set_damaged_account_aside(directory: Path, console: Console) -> None:
-    """Keeps the good lines of a damaged goodput.jsonl, before a run resumes."""
-    set_damage_aside(Path(directory) / FILE_NAME, is_line, console)
-
-
 def is_line(line: dict[str, Any]) -> bool:
     """True for a line of goodput.jsonl."""
     known = line["event"] != "begin" or type(line["start"]) is int
@@ -142,7 +134,7 @@ def is_line(line: dict[str, Any]) -> bool:
     )
 
 
-class Ledger:
+class Ledger(AbstractContextManager["Ledger"]):
     """Keeps the account of a run while it runs; use as a context manager, in the main thread.
 
     Nothing is written before the first `begin`, or if `directory` is None (on all hosts but the
@@ -195,15 +187,7 @@ class Ledger:
         if self._file is not None:
             os.fsync(self._file.fileno())
 
-    def __enter__(self) -> "Ledger":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._file is not None:
             with suppress(OSError):  # `_write` has raised it; its line is still in the buffer
                 self._file.close()

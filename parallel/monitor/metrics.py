@@ -1,15 +1,14 @@
 """Metrics of a run: one JSON object per line in metrics.jsonl, and the same for TensorBoard and
 other trackers.
 
-Each line has a `step`, counted from 0, and the metrics of that step's update. A resumed run drops
-the lines past its checkpoint once it has made a step, so the file always holds one sequence, and a
-run that makes no step loses no lines.
+Each line has a `step`, counted from 0, and the metrics of its update. A resumed run drops the lines
+past its checkpoint once it has made a step, so the file always holds one sequence.
 """
 
 import json
 import os
 import time
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,16 +16,15 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 from tensorboardX.summary import scalar
 
-from models.files.terminal import Console
 from parallel.runs.atomic import replace_text
-from parallel.runs.json_lines import read_lines, set_damage_aside
+from parallel.runs.json_lines import read_lines
 from parallel.runs.log_failure import naming
 from parallel.trackers.trackers import Trackers
 
 FILE_NAME = "metrics.jsonl"
 
 
-class MetricsWriter:
+class MetricsWriter(AbstractContextManager["MetricsWriter"]):
     """Appends metrics of `start_step` and later steps. Writing the first line drops existing lines
     of these steps. Use as a context manager. Every line is handed to the operating system at once,
     so it survives this process, and write errors are raised here: TensorBoard's own writer would
@@ -76,10 +74,7 @@ class MetricsWriter:
             with naming(self._path):
                 os.fsync(self._opened[0].fileno())
 
-    def __enter__(self) -> "MetricsWriter":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._opened is not None:
             for opened, path in zip(self._opened, (self._path, self._board_path), strict=True):
                 with suppress(OSError) if self._failed else naming(path):
@@ -110,11 +105,6 @@ def read_metrics(directory: Path) -> list[dict[str, float]]:
       ValueError: a line is damaged.
     """
     return read_lines(Path(directory) / FILE_NAME, is_line)
-
-
-def set_damaged_metrics_aside(directory: Path, console: Console) -> None:
-    """Keeps the good lines of a damaged metrics.jsonl, before a run resumes."""
-    set_damage_aside(Path(directory) / FILE_NAME, is_line, console)
 
 
 def is_line(line: dict[str, Any]) -> bool:

@@ -6,6 +6,8 @@ the device, and shows which of the two waits for the other.
 
 import time
 from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -58,45 +60,39 @@ class StepBar:
         self._bar.start()
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
 
+@dataclass
 class StepLog:
     """Takes the metrics of steps when they are dispatched and writes them when they are done.
 
-    Use as a context manager. With `writer` None (on all hosts but the first), nothing is written or
-    drawn. `failure` keeps the error of a failed write. `made` counts the steps that are done.
-    `stopped` is set once a host that was told to stop has entered a step, to that host and the
-    signal's number; that step and those after it were not made. Both are the same on all hosts at
-    the same point of the loop.
+    With `writer` None (on all hosts but the first), nothing is written. `failure` keeps the error
+    of a failed write. `made` counts the steps that are done. `stopped` is set once a host that was
+    told to stop has entered a step, to that host and the signal's number; that step and those after
+    it were not made. Both are the same on all hosts at the same point of the loop.
     """
 
-    def __init__(
-        self,
-        writer: MetricsWriter | None,
-        console: Console,
-        start: int,
-        steps: int,
-        board_every: int,
-        mesh: Mesh,
-        spikes: Spikes,
-        account: Account,
-        failure: LogFailure,
-        speed: Speed,
-    ) -> None:
-        self._first, self._speed = start, speed
-        self._writer, self._console, self._board_every = writer, console, board_every
-        self._failure = failure
-        self._account = account
-        self._mesh, self._spikes, self._stragglers = mesh, spikes, StragglerMonitor()
-        self.made = start
-        self.stopped: tuple[int, int] | None = None
-        self._pending: deque[tuple[int, Metrics, dict[str, float]]] = deque()
-        self._recent: deque[tuple[float, float, float]] = deque(maxlen=_WINDOW)
-        self._clock = 0.0
-        self._data_wait = DataWait()
-        self._bar = StepBar(console, "training", start, steps)
+    writer: MetricsWriter | None
+    console: Console
+    bar: StepBar
+    start: int
+    board_every: int
+    mesh: Mesh
+    spikes: Spikes
+    account: Account
+    failure: LogFailure
+    speed: Speed
+    stopped: tuple[int, int] | None = None
+    _pending: deque[tuple[int, Metrics, dict[str, float]]] = field(default_factory=deque)
+    _recent: deque[tuple[float, float, float]] = field(default_factory=partial(deque, (), _WINDOW))
+    _clock: float = 0.0
+    _data_wait: DataWait = field(default_factory=DataWait)
+    _stragglers: StragglerMonitor = field(default_factory=StragglerMonitor)
+
+    def __post_init__(self) -> None:
+        self.made = self.start
 
     def started(self, step: int, begin: float, metrics: Metrics, facts: dict[str, float]) -> None:
         """Records that `step` was dispatched and that its data was requested at `begin`
@@ -129,16 +125,9 @@ class StepLog:
 
     def sync(self) -> None:
         """Returns when all lines written so far are on disk."""
-        if self._writer is not None:
-            with self._failure.kept():
-                self._writer.sync()
-
-    def __enter__(self) -> "StepLog":
-        self._bar.__enter__()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._bar.__exit__(*exception)
+        if self.writer is not None:
+            with self.failure.kept():
+                self.writer.sync()
 
     def _finish(self) -> None:
         step, on_device, facts = self._pending.popleft()
@@ -146,41 +135,41 @@ class StepLog:
         read = jax.device_get(on_device)
         now = time.perf_counter()
         seconds, self._clock = now - self._clock, now
-        hosts = by_host(read.pop("hosts"), self._mesh)
+        hosts = by_host(read.pop("hosts"), self.mesh)
         self.stopped = self.stopped or stop_signal(hosts)
         if self.stopped:
             return
         metrics: dict[str, Any] = {name: value.item() for name, value in read.items()}
         good, _ = metrics.pop("good"), metrics.pop("finite")
         limit = min(host.limit for host in hosts.values())
-        self._spikes.after(step, good, metrics, limit)
+        self.spikes.after(step, good, metrics, limit)
         self.made = step + 1
         slow_host, line = self._stragglers.after(seconds, hosts)
         metrics |= facts | slow_host
         metrics |= {
             "skipped": float(not good),
-            "goodput": self._account.goodput,
+            "goodput": self.account.goodput,
             "step_seconds": seconds,
             "samples_per_second": facts["samples"] / seconds,
             "data_wait_share": facts["data_wait"] / seconds,
         }
-        if step > self._first:  # the first step waited for compilation
-            self._speed.add(seconds)
-        board = step % self._board_every == 0
+        if step > self.start:  # the first step waited for compilation
+            self.speed.add(seconds)
+        board = step % self.board_every == 0
         if board:
-            metrics |= {f"seconds/{cause}": s for cause, s in self._account.seconds.items() if s}
-            metrics |= self._speed.report()
+            metrics |= {f"seconds/{cause}": s for cause, s in self.account.seconds.items() if s}
+            metrics |= self.speed.report()
         self._write(step, metrics, board)
         for said in (line, self._data_wait.after(seconds, facts)):
             if said is not None:
-                self._console.print(said, soft_wrap=True)
+                self.console.print(said, soft_wrap=True)
         self._recent.append((seconds, facts["data_wait"], now - asked))
         self._show(step, metrics["loss"])
 
     def _write(self, step: int, metrics: dict[str, Any], board: bool = True) -> None:
-        if self._writer is not None:
-            with self._failure.kept():
-                self._writer.write(step, metrics, board)
+        if self.writer is not None:
+            with self.failure.kept():
+                self.writer.write(step, metrics, board)
 
     def _show(self, step: int, loss: float) -> None:
         seconds, data, device = (sum(parts) for parts in zip(*self._recent, strict=True))
@@ -188,4 +177,4 @@ class StepLog:
             f"loss {loss:.4f}, {len(self._recent) / seconds:.1f} steps/s, "
             f"waits {data / seconds:.0%} for data, {device / seconds:.0%} for the device"
         )
-        self._bar.show(step + 1, status)
+        self.bar.show(step + 1, status)

@@ -1,10 +1,9 @@
 """Speed of a run's steps: percentiles of their times, FLOP/s, and MFU where the devices' peak
 is known.
 
-FLOPs are the model's own: matrix products of the loss and its gradient, counted in the jaxpr
-(`parallel.planning.flops.own_work`) without recomputation or padding. The planner counts them the
-same way; XLA's cost analysis does not, as it counts the body of a loop over layers once. MFU is
-defined as in PaLM (arXiv 2204.02311, appendix B).
+FLOPs are the model's own, counted in the jaxpr (`parallel.planning.flops.own_work`) without
+recomputation or padding, as the planner does; XLA's cost analysis counts a loop's body only once.
+MFU is defined as in PaLM (arXiv 2204.02311, appendix B).
 """
 
 import math
@@ -71,11 +70,8 @@ class Speed:
         p50, p95 = np.percentile(self._seconds, [50, 95])
         found = {"step_seconds_p50": float(p50), "step_seconds_p95": float(p95)}
         if self.flops:
-            usual = (
-                "float32"
-                if max(self.flops, key=self.flops.__getitem__) == "float32"
-                else "bfloat16"
-            )
+            most = max(self.flops, key=self.flops.__getitem__)
+            usual = most if most == "float32" else "bfloat16"
             steps, seconds = len(self._seconds), sum(self._seconds)
             rate = sum(self.flops.values()) * steps / seconds / self._devices
             found["tflops_per_device"] = rate / 1e12

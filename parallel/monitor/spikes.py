@@ -1,9 +1,8 @@
 """Detection of harmful steps: a loss that is not finite, or a gradient norm far above the usual.
 
-The step itself omits such an update (`parallel.hosts.facts.settle`). This module computes the limit
-for it, a function of earlier steps alone, and decides what follows. The result is the same on all
-hosts and across interruptions: the limit uses no step that may still be under way, and checkpoints
-carry the rest.
+The step itself omits such an update (`parallel.hosts.facts.settle`); this module computes the limit
+and decides what follows. All hosts agree across interruptions, as the limit uses no step that may
+still be under way, and checkpoints carry the rest.
 """
 
 import math

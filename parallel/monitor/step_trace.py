@@ -7,7 +7,6 @@ overwrite each other's traces.
 
 import re
 from pathlib import Path
-from types import TracebackType
 
 import jax
 
@@ -43,9 +42,8 @@ def traced_steps(profile: str, steps: int, field: str) -> range:
 
 
 class StepTrace:
-    """Traces the steps of `wanted` that a run in `directory` makes after its first `done`. Use as a
-    context manager; leaving it also ends a trace under way. `failure` keeps the error of a failed
-    write."""
+    """Traces the steps of `wanted` that a run in `directory` makes after its first `done`; `close`
+    ends a trace under way. `failure` keeps the error of a failed write."""
 
     def __init__(
         self, wanted: range, directory: Path, done: int, console: Console, failure: LogFailure
@@ -71,7 +69,11 @@ class StepTrace:
         with self._failure.kept(self._folder):
             if self._running:
                 self._running = False
-                _stop(self._folder)
+                try:
+                    jax.profiler.stop_trace()
+                except jax.errors.JaxRuntimeError as error:
+                    said = f"{self._folder}: the trace could not be written ({error})."
+                    raise OSError(said) from error
                 self._console.print(f"Trace: {self._folder} (docs/running.md)", soft_wrap=True)
             else:
                 self._folder.mkdir(parents=True, exist_ok=True)
@@ -82,22 +84,3 @@ class StepTrace:
         """Ends a trace under way."""
         if self._running:
             self.turn()
-
-    def __enter__(self) -> "StepTrace":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-def _stop(folder: Path) -> None:
-    """Writes the trace; raises OSError with the folder if that fails."""
-    try:
-        jax.profiler.stop_trace()
-    except jax.errors.JaxRuntimeError as error:
-        raise OSError(f"{folder}: the trace could not be written ({error}).") from error

@@ -1,9 +1,8 @@
 """Communication of a training step: bytes of each collective by axis, and the seconds they take.
 
-Bytes follow from the parameters' shardings and the sizes of the layer stacks. Seconds follow from
-an alpha-beta model of rings (Thakur et al. 2005) as NCCL builds them: one ring through each member
-of a node, so that traffic to the next node leaves by all their NICs at once. Bandwidths and
-latencies are given in cluster.py.
+Seconds follow from an alpha-beta model of rings (Thakur et al. 2005) as NCCL builds them: one ring
+through each member of a node, so that traffic to the next node leaves by all their NICs at once.
+Bandwidths and latencies are given in cluster.py.
 """
 
 import math
@@ -173,8 +172,7 @@ def _apart(leaf: Any, sizes: Sizes) -> int:
 
 
 def _turns(leaf: Any, step: StepShape) -> int:
-    """Number of passes through a parameter for the rows of one accumulation; on stages, one per
-    micro-batch."""
+    """Passes through a parameter for one accumulation; on stages, one per micro-batch."""
     return step.microbatches if "stage" in axes_of(*leaf.sharding.spec) else 1
 
 

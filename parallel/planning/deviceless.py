@@ -1,9 +1,8 @@
 """Compiling for GPUs that are not present: XLA's CUDA compiler needs a description of the chip, not
 the chip.
 
-The result is the program that the chip would run (kernels, cuBLAS calls, collectives, memory), so a
-test on any machine can count float8 matmuls or bytes on the wire. Unlike the real program, it is
-not autotuned. `targets/` holds the descriptions, taken from XLA's own specifications.
+The result is the program that the chip would run, though not autotuned, so a test on any machine
+can count float8 matmuls or bytes on the wire. `targets/` holds XLA's own specifications.
 """
 
 import math

@@ -1,14 +1,13 @@
 """A kernel-by-kernel analysis of a compiled step: the cost of each kernel on a chip, the part of
 the model that it belongs to, and the data moved, cast and sent besides the matrix products.
 
-Works on the text of an optimised module, as `parallel.planning.hlo` does. Parts are the names that
-the models give their code with `jax.named_scope`. A kernel counts once per iteration of its loop,
-and its time is the planner's roofline (`parallel.planning.cluster.Chip`). Nothing is run.
+Works on the text of an optimised module. Parts are the names that the models give their code with
+`jax.named_scope`; seconds are the planner's roofline (`parallel.planning.cluster.Chip`).
 """
 
 import math
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -121,19 +120,6 @@ class Explanation:
         return sorted(found, key=lambda k: -k.seconds)
 
 
-@dataclass(frozen=True)
-class KernelGroup:
-    """Totals of a group of kernels: runs, FLOPs, bytes, seconds, the seconds of kernels that wait
-    for memory, and seconds by phase."""
-
-    runs: int
-    flops: int
-    bytes: int
-    seconds: float
-    memory_bound: float
-    phases: Mapping[str, float]
-
-
 def explain(program: Program, mesh: Mapping[str, int], cluster: Cluster) -> Explanation:
     """The program's kernels, loops, casts of its arguments and collectives.
 
@@ -161,27 +147,12 @@ def explain(program: Program, mesh: Mapping[str, int], cluster: Cluster) -> Expl
 
 def grouped(
     kernels: Sequence[CompiledKernel], by: Callable[[CompiledKernel], str]
-) -> list[tuple[str, KernelGroup]]:
+) -> list[tuple[str, list[CompiledKernel]]]:
     """Kernels grouped by the name that `by` gives them, slowest group first."""
     groups: dict[str, list[CompiledKernel]] = defaultdict(list)
     for kernel in kernels:
         groups[by(kernel)].append(kernel)
-    found = [(name, _group(members)) for name, members in groups.items()]
-    return sorted(found, key=lambda pair: -pair[1].seconds)
-
-
-def _group(kernels: Sequence[CompiledKernel]) -> KernelGroup:
-    phases: Counter[str] = Counter()
-    for k in kernels:
-        phases[k.phase] += k.seconds  # type: ignore[assignment]
-    return KernelGroup(
-        runs=sum(k.times for k in kernels),
-        flops=sum(k.times * k.flops for k in kernels),
-        bytes=sum(k.times * k.bytes for k in kernels),
-        seconds=sum(k.seconds for k in kernels),
-        memory_bound=sum(k.seconds for k in kernels if k.memory_bound),
-        phases=phases,
-    )
+    return sorted(groups.items(), key=lambda pair: -sum(k.seconds for k in pair[1]))
 
 
 _NO_KERNEL = {
@@ -279,8 +250,7 @@ class _Reading:
 
 
 class _Clock:
-    """Two streams of a device: its kernels one after the other, and its collectives one after the
-    other."""
+    """Two streams of a device: its kernels, and its collectives, each one after the other."""
 
     def __init__(self, reading: _Reading, wire: Mapping[str, float]):
         self.reading, self.wire = reading, wire

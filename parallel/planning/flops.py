@@ -1,10 +1,9 @@
 """Cost of a function, computed from its jaxpr: matrix products with their sizes, bytes moved,
 kernels started, bytes alive at once.
 
-Products are counted exactly: loop bodies times their length, including recomputation under
-`jax.checkpoint`. Bytes follow a model of XLA's fusion, which no backend follows exactly:
-element-wise chains cost one pass over their inputs and outputs; products, loops and sorts read and
-write their operands. No device, compiler or array is needed: shapes are enough.
+Products are counted exactly, including recomputation under `jax.checkpoint`. Bytes follow a model
+of XLA's fusion, which no backend follows exactly: element-wise chains cost one pass over their
+inputs and outputs; products, loops and sorts read and write their operands.
 """
 
 import math
@@ -256,8 +255,7 @@ class _Walk:
         return [self.new(_size(var.aval)) for var in equation.outvars]
 
     def kernel(self, equation: Any, arguments: list[_Value]) -> list[_Value]:
-        """Counts a Pallas kernel: its products run once for each cell of its grid, its arrays move
-        once."""
+        """Counts a Pallas kernel: products once for each cell of its grid, arrays once."""
         for value in arguments:
             self.touch(self.settle(value))
         sizes = [_size(var.aval) for var in equation.outvars]
@@ -332,8 +330,7 @@ def _bodies(params: dict[str, Any]) -> list[Any]:
 
 
 def _stacked(outer: Sequence[Any], inner: Sequence[Any]) -> float:
-    """Bytes of a loop's arrays of which each iteration gets one part: those with one axis more than
-    in the body."""
+    """Bytes of a loop's arrays that have one axis more than the part that each turn gets."""
     pairs = zip(outer, inner, strict=True)
     return sum(_size(var.aval) for var, part in pairs if var.aval.ndim > part.aval.ndim)
 

@@ -1,10 +1,9 @@
 """Reading a compiled XLA program: its collectives, the mesh axes that they run along, the compute
 that hides them, and the dtypes of its matrix products.
 
-Works on the text of an optimised module (`Compiled.as_text()`); the format is XLA's HLO text
-(openxla.org/xla/operation_semantics). A loop's contents are counted by its known trip count; of a
-conditional, the branch with the most products counts. Figures are for one device and one run of the
-program.
+Works on an optimised module's text (`Compiled.as_text()`, openxla.org/xla/operation_semantics). A
+loop's contents count by its known trip count, and of a conditional, the branch with the most
+products; figures are for one device and one run.
 """
 
 import math
@@ -271,21 +270,18 @@ def _instruction(line: str) -> Instruction | None:
     assignment = _ASSIGNMENT.match(line)
     if not assignment:
         return None
-    at = _end_of_type(line, assignment.end())
+    begin = assignment.end()
+    at = _closing(line, begin) + 1 if line[begin] == "(" else line.index(" ", begin)
     opcode = _OPCODE.match(line, at)
     if not opcode:
         return None
     end = _closing(line, opcode.end() - 1)
     inside = line[opcode.end() : end]
     operands = tuple(re.findall(r"%([\w.\-]+)", inside))
-    dims = _ARRAY.findall(line[assignment.end() : at])
+    dims = _ARRAY.findall(line[begin:at])
     shape = tuple(HloArray(kind, tuple(map(int, filter(None, d.split(","))))) for kind, d in dims)
     is_root, name = bool(assignment[1]), assignment[2]
     return Instruction(name, shape, opcode[1], operands, inside, line[end + 1 :], is_root)
-
-
-def _end_of_type(line: str, at: int) -> int:
-    return _closing(line, at) + 1 if line[at] == "(" else line.index(" ", at)
 
 
 def _closing(line: str, at: int) -> int:

@@ -218,7 +218,11 @@ class Prediction:
 def profile(task: TrainingTask, remat: Remat, precision: Precision, chip: Chip) -> Profile:
     """Traces loss and gradient at two numbers of rows; the costs that depend on rows are linear in
     them."""
-    few, many = (_gradient_work(task, remat, precision, rows) for rows in _PROBES)
+    model = task.model(remat, precision)
+    with compiling_for("gpu", task.capability):
+        few, many = (
+            gradient_work(model, task.optimizer, task.batch(rows), task.trips) for rows in _PROBES
+        )
     return Profile(
         flops=_line(few.flops, many.flops),
         compute=_line(compute_seconds(few, chip), compute_seconds(many, chip)),
@@ -359,8 +363,7 @@ def choices(
 
 
 def _microbatches(rows: int, stages: int) -> int:
-    """Largest number of micro-batches that divides the rows, up to `_PIPELINE` per stage; 1 without
-    stages."""
+    """Most micro-batches that divide the rows, up to `_PIPELINE` per stage; 1 without stages."""
     most = _PIPELINE * stages if stages > 1 else 1
     return next(n for n in range(most, 0, -1) if rows % n == 0)
 
@@ -382,12 +385,6 @@ def _divides(leaf: Any, sizes: Sizes) -> bool:
     return True
 
 
-def _gradient_work(task: TrainingTask, remat: Remat, precision: Precision, rows: int) -> CallCost:
-    model = task.model(remat, precision)
-    with compiling_for("gpu", task.capability):
-        return gradient_work(model, task.optimizer, task.batch(rows), task.trips)
-
-
 def _line(few: float, many: float) -> Line:
     """The line through the values of two probes."""
     slope = (many - few) / (_PROBES[1] - _PROBES[0])
@@ -404,14 +401,10 @@ def _memory(
     sizes = choice.sizes
     trained = sum(_held(leaf, sizes) * 4 / leaf.dtype.itemsize for leaf in task.trained)
     layers = max((stack.depth for stack in task.stacks), default=1)
-    cast = (
-        0.0
-        if choice.precision == "f32"
-        else sum(
-            _held(leaf, sizes) * width / leaf.dtype.itemsize
-            for leaf in jax.tree.leaves(task.state.params)
-            if leaf.dtype == jnp.float32
-        )
+    cast = sum(
+        _held(leaf, sizes) * width / leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(task.state.params)
+        if leaf.dtype == jnp.float32 and choice.precision != "f32"
     )
     gathered = sum(
         leaf.size * width / sizes["tensor"]

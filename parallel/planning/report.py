@@ -8,7 +8,7 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from models.files.terminal import Console
-from parallel.planning.explain import CompiledKernel, Explanation, KernelGroup, WireTime, grouped
+from parallel.planning.explain import CompiledKernel, Explanation, WireTime, grouped
 
 _PHASES = ("forward", "recomputed", "backward", "other")
 _SHOWN = 5e-5
@@ -70,31 +70,27 @@ def _scope(kernel: CompiledKernel) -> str:
     return kernel.scope or "(no name)"
 
 
-def _groups(found: Sequence[tuple[str, KernelGroup]]) -> dict[str, dict[str, Any]]:
+def _groups(found: Sequence[tuple[str, Sequence[CompiledKernel]]]) -> dict[str, dict[str, Any]]:
+    return {name: _group(kernels) for name, kernels in found}
+
+
+def _group(kernels: Sequence[CompiledKernel]) -> dict[str, Any]:
+    phases = dict.fromkeys(_PHASES, 0.0)
+    for k in kernels:
+        phases[k.phase] += k.seconds
     return {
-        name: {
-            "kernels": group.runs,
-            "flops": group.flops,
-            "bytes": group.bytes,
-            "seconds": group.seconds,
-            "memory_bound_seconds": group.memory_bound,
-            **{f"{phase}_seconds": group.phases.get(phase, 0.0) for phase in _PHASES},
-        }
-        for name, group in found
+        "kernels": sum(k.times for k in kernels),
+        "flops": sum(k.times * k.flops for k in kernels),
+        "bytes": sum(k.times * k.bytes for k in kernels),
+        "seconds": sum(k.seconds for k in kernels),
+        "memory_bound_seconds": sum(k.seconds for k in kernels if k.memory_bound),
+        **{f"{phase}_seconds": seconds for phase, seconds in phases.items()},
     }
 
 
 def _kernel(kernel: CompiledKernel) -> dict[str, Any]:
-    return {
-        "name": kernel.name,
-        "scope": _scope(kernel),
-        "phase": kernel.phase,
-        "work": kernel.work,
-        "operations": kernel.operations,
-        "times": kernel.times,
-        "bytes": kernel.bytes,
-        "seconds": kernel.seconds,
-    }
+    names = ("name", "scope", "phase", "work", "operations", "times", "bytes", "seconds")
+    return {name: getattr(kernel, name) for name in names} | {"scope": _scope(kernel)}
 
 
 def _longest(sent: Sequence[WireTime]) -> list[WireTime]:

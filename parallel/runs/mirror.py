@@ -1,16 +1,15 @@
 """Copies of a run's checkpoints in a bucket, from which a run whose disk is lost can resume.
 
-The first host copies each checkpoint in the background, once it has its number. `digests.json`,
-which lists all files of a checkpoint, is copied last and removed first, so a checkpoint in the
-bucket has it if and only if it is whole. A failed copy is reported and does not stop the run. At
-the run's end the copy is tried once more, and the run fails with an error if its last checkpoint
-did not arrive.
+The first host copies each checkpoint in the background. `digests.json` is copied last and removed
+first, so a checkpoint in the bucket has it if and only if it is whole. A failed copy is reported
+and does not stop the run, but at its end the last checkpoint must arrive.
 """
 
 import re
 import shutil
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from models.checkpoints import digests, own
@@ -37,7 +36,7 @@ _FETCHING = ".orbax-checkpoint-tmp-fetching"
 """Mark of a checkpoint that a killed run left partly fetched; the next writer removes it."""
 
 
-class Mirror:
+class Mirror(AbstractContextManager["Mirror"]):
     """Keeps copies at `url` of the checkpoints in `directory` that `keep` selects: the last `keep`,
     or those of a `Retention`. Use as a context manager: leaving it cancels waiting copies and waits
     for one under way."""
@@ -89,10 +88,7 @@ class Mirror:
                 f"{self._bucket.url}: {failure} The same command with --resume copies it there."
             )
 
-    def __enter__(self) -> "Mirror":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self._background.shutdown(cancel_futures=True)
 
     def _next(self) -> None:

@@ -1,9 +1,8 @@
 """Position of a run, apart from its training state: made for its checkpoints, and checked before a
 run resumes from it.
 
-Digests detect damage, not nonsense. A position that was written and sealed by hand or by another
-program could skip a billion batches, or end a run hours later without any mention of the
-checkpoint.
+Digests detect damage, not nonsense: a position that another program wrote and sealed could skip a
+billion batches, or end a run hours later without any mention of the checkpoint.
 """
 
 import reprlib

@@ -1,10 +1,9 @@
 """One writer per folder: a run holds `.lock` in it from before its data is read until its end.
 
-The lock uses flock, so the kernel frees it when the process dies, on NFS too (where Linux turns it
-into byte-range locks). Unlike a POSIX lock, it is not lost when its own process reads or copies the
-file. A forked child closes the file it inherits, so it cannot keep the lock of a dead parent alive.
-The file names the holder; on a filesystem without locks, this alone decides. (filelock 4.2 does not
-name who holds a flock, leaves its file behind, and trusts mounts whose locks are this machine's.)
+The lock uses flock, which the kernel frees when the process dies, on NFS too, and which, unlike a
+POSIX lock, its own process may read. The file names the holder; on a filesystem without locks, this
+alone decides. (filelock 4.2 does not name who holds a flock, leaves its file behind, and trusts
+mounts whose locks are this machine's.)
 """
 
 import errno

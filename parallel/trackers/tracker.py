@@ -1,9 +1,8 @@
 """Trackers: services that also receive a run's metrics, in addition to metrics.jsonl and
 TensorBoard.
 
-A tracker is one object with `log` and `finish`. It is opened with the id by which the service knows
-the run, so that a resumed run continues in the same place. Everything else (project, account,
-server) differs between services, and each has its own environment variables for it.
+A tracker has `log` and `finish`, and is opened with the id by which the service knows the run, so
+that a resumed run continues in place. All else is in the service's own environment variables.
 """
 
 from collections.abc import Callable, Mapping

@@ -2,15 +2,14 @@
 step twice.
 
 `trackers.json` in the run's folder holds each tracker's id, the last step that was sent to it and
-the names of that step's metrics. Services cannot take back what they received, so steps that a run
-makes again, after a resume from an earlier checkpoint or a rollback, are not sent again, except for
-metrics that the last of them still lacks, such as its evaluation. metrics.jsonl has the steps that
-count.
+the names of that step's metrics. Services cannot take back what they received, so a step made again
+after a resume or a rollback is sent only what it still lacks; metrics.jsonl has what counts.
 """
 
 import json
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -49,7 +48,7 @@ _LAST_SECONDS = 30.0
 """Seconds that trackers have at a run's end to send what they still hold."""
 
 
-class Trackers:
+class Trackers(AbstractContextManager["Trackers"]):
     """The trackers of a run. Use as a context manager; `outcome` says how the run ended, by default
     that it failed.
 
@@ -102,10 +101,7 @@ class Trackers:
         for sender in self._senders:
             sender.join()
 
-    def __enter__(self) -> "Trackers":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

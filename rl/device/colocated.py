@@ -1,9 +1,8 @@
 """Placement "colocated": environments, policy and learner in one device program.
 
 N envs (states of one traceable environment) act a number of chunks each, and the policy learns from
-all of them by PPO; nothing leaves the device. This is the synchronous baseline for asynchrony, and
-the fastest placement where the simulator runs on the accelerator. Everything that a run carries
-from one step to the next is one tree, so a run resumes exactly.
+all of them by PPO; nothing leaves the device. Everything that a run carries from one step to the
+next is one tree, so a run resumes exactly.
 """
 
 from dataclasses import dataclass, replace
@@ -84,17 +83,15 @@ class Colocated:
         """
         return self.stepwise(state) if jax.default_backend() == "cpu" else self.whole(state)
 
-    def whole(self, state: ColocatedState) -> tuple[ColocatedState, dict[str, Array]]:
-        """`step` as one program."""
-        return self._whole(state)
-
     def stepwise(self, state: ColocatedState) -> tuple[ColocatedState, dict[str, Array]]:
         """`step` as one program that learns, after others that act."""
         envs, unroll = self._envs.act_stepwise(state.params, state.envs)
         return self._learn(replace(state, envs=envs), unroll)
 
     @cached_property
-    def _whole(self) -> Any:
+    def whole(self) -> Any:
+        """`step` as one program."""
+
         def step(state: ColocatedState) -> tuple[ColocatedState, dict[str, Array]]:
             envs, unroll = self._envs.act(state.params, state.envs)
             return self._learnt(replace(state, envs=envs), unroll)
@@ -204,12 +201,8 @@ def env_seeds(config: RlConfig) -> UInt32[np.ndarray, " n"]:
 
 def _taken(tree: Params, learns: Bool[Array, ""]) -> Params:
     """Gradients or updates with 0 for all but the value head, unless the policy `learns`."""
-    return {
-        name: part
-        if name == "value"
-        else jax.tree.map(lambda x: jnp.where(learns, x, jnp.zeros_like(x)), part)
-        for name, part in tree.items()
-    }
+    taken = jax.tree.map(lambda x: jnp.where(learns, x, jnp.zeros_like(x)), tree)
+    return taken | {"value": tree["value"]}
 
 
 def _outcomes(unroll: Unroll, experience: Experience) -> dict[str, Array]:

@@ -85,10 +85,8 @@ class PolicyEnvs:
 
     def __post_init__(self) -> None:
         replan_steps, chunks = self.config.rollout.replan_steps, self.config.colocated.unroll
-        horizon, most = (
-            self.policy.model.config.horizon,
-            -(-self.env.max_steps // max(replan_steps, 1)),
-        )
+        horizon = self.policy.model.config.horizon
+        most = -(-self.env.max_steps // replan_steps)
         if not 1 <= replan_steps <= horizon:
             raise ValueError(
                 f"rollout.replan_steps is {replan_steps}, but the policy's chunks have "

@@ -1,19 +1,18 @@
 """Acting in RL: prepared observations go in, and random chunks come out, with the record of how
-they were drawn. Parameters are given with every call, so that the caller knows which version acted.
+they were drawn.
 
-Observations are prepared by `models.robot_policy`. Batches are those of `models.policy`: few sizes,
-few text lengths, and a row's answer depends only on its own observation and key. A `Batcher` runs
-`partial(actor.answer, params)`.
+Batches are those of `models.policy`: few sizes, few text lengths, and a row's answer depends only
+on its own observation and key.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import Float
 
 from models.layers.functional import Params
 from models.policy import Policy
@@ -66,10 +65,6 @@ class FlowActor:
         (request,) = self.policy.prepare([seen], np.asarray([key]))
         return request
 
-    def init(self, policy: Params, key: PRNGKeyArray, *, value: bool = True) -> Params:
-        """`flow_policy.init` around the policy's parameters."""
-        return flow_policy.init(self.policy.model, policy, key, self.flow, value=value)
-
     def answer(self, params: Params, requests: Sequence[Request]) -> list[Answer]:
         """One answer for each request. With a single batch size, an answer depends only on its
         request and key, bit for bit.
@@ -92,36 +87,11 @@ class FlowActor:
         actions = self.policy.robot_actions(np.stack([row.actions for row in rows]), states)
         return [Answer(*pair) for pair in zip(actions, rows, strict=True)]
 
-    def values(self, params: Params, requests: Sequence[Request]) -> Float[np.ndarray, " n"]:
-        """The value head's estimates for observations, such as terminal ones."""
-        found = np.empty(len(requests), np.float32)
-        for at, count, batch in self.policy.batches(requests):
-            found[at[:count]] = np.asarray(self._value(params, batch))[:count]
-        return found
-
-    def warm(
-        self,
-        params: Params,
-        sizes: Sequence[int] | None = None,
-        text: int | None = None,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> None:
-        """Compiles `answer` and `values` in advance, as `Policy.warm` does; if `text` is None, for
-        texts as long as the robot's prompts need."""
-
-        def compute(requests: list[Request]) -> None:
-            self.answer(params, requests)
-            self.values(params, requests)
-
-        text = self.robot.longest_text if text is None else text
-        self.policy.warm(sizes, text, progress=progress, compute=compute)
+    def warm(self, params: Params) -> None:
+        """Compiles `answer` in advance for texts as long as the robot's prompts need."""
+        self.policy.warm(text=self.robot.longest_text, compute=partial(self.answer, params))
 
     @cached_property
     def _draw(self) -> Any:
         model, config = self.policy.model, self.flow
         return jax.jit(lambda p, batch, keys: flow_policy.draw(model, p, batch, keys, config))
-
-    @cached_property
-    def _value(self) -> Any:
-        model = self.policy.model
-        return jax.jit(lambda params, batch: flow_policy.value(model, params, batch))

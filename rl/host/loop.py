@@ -20,8 +20,9 @@ from models.layers.functional import fill
 from parallel.hosts.watchdog import alive
 from parallel.runs.position import count, entry, shown
 from rl.config import RolloutConfig
-from rl.host.rollout import Actor, InferenceReply, InferenceRequest, Rollout, SpanLog, Untimed
+from rl.host.rollout import Actor, InferenceReply, InferenceRequest, Rollout
 from rl.host.staleness import StalenessControl
+from rl.host.timeline import Timeline
 from rl.host.trajectory_buffer import Counts, TrajectoryBuffer
 from rl.host.weights import Weights, WeightsReader
 from rl.records import Ticket
@@ -51,7 +52,7 @@ class Learner(Protocol):
 
 
 class Inference(NamedTuple):
-    """Place where the policy acts: its actor, and how versions get there (see `Weights.reader`)."""
+    """Place where the policy acts: its actor, and how versions get there (see `WeightsReader`)."""
 
     actor: Actor
     place: Callable[[Any], Any] = lambda params: params
@@ -146,7 +147,7 @@ def run_host(
     *,
     resume: dict[str, Any] | None = None,
     on_step: Callable[[StepResult], None] = lambda learnt: None,
-    timeline: SpanLog | None = None,
+    timeline: Timeline | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> None:
     """Learns until the policy has had `config.learner_steps` updates, starting from the version
@@ -166,16 +167,9 @@ def run_host(
       Stopped: `should_stop` said so; the learner may still be computing an update.
       BaseException: the first that any thread raised, or KeyboardInterrupt, within 10 s.
     """
-    host = _Host(system, config, resume, timeline or Untimed())
+    host = _Host(system, config, resume, timeline or Timeline())
     try:
-        _conduct(
-            lambda: host.learn(on_step),
-            host.rollouts,
-            host.batchers,
-            host.staleness_control,
-            host.trajectories,
-            should_stop,
-        )
+        host.run(on_step, should_stop)
     except BaseException:
         for some in system.slots:
             some.close()
@@ -222,7 +216,7 @@ class _Host:
         system: HostSystem,
         config: HostConfig,
         resume: dict[str, Any] | None,
-        clock: SpanLog,
+        clock: Timeline,
     ) -> None:
         self._system, self._config, self._clock = system, config, clock
         rollout, version = config.rollout, system.weights.version
@@ -244,7 +238,7 @@ class _Host:
             rollout.groups, rollout.group, Counts(**state["counts"])
         )
         self.rollouts: list[Rollout] = []
-        readers = [system.weights.reader(one.place, one.join) for one in system.inference]
+        readers = [WeightsReader(system.weights, one.place, one.join) for one in system.inference]
         self.batchers = [
             self._batcher(number, one.actor, reader)
             for number, (one, reader) in enumerate(zip(system.inference, readers, strict=True))
@@ -254,7 +248,73 @@ class _Host:
             self.rollouts.append(self._rollout(some, first))
             first += some.count
 
-    def learn(self, on_step: Callable[[StepResult], None]) -> None:
+    def run(self, on_step: Callable[[StepResult], None], should_stop: Callable[[], bool]) -> None:
+        """Runs all threads until the learner is done or one of them fails, then ends all."""
+        errors: list[BaseException] = []
+        over = threading.Event()
+
+        def fail(error: BaseException) -> None:
+            errors.append(error)
+            self.staleness_control.close(errors[0])
+            self.trajectories.close(errors[0])
+            over.set()
+
+        def guarded(work: Callable[[], None]) -> None:
+            try:
+                work()
+            except BaseException as error:  # raised again below
+                fail(error)
+
+        def learn() -> None:
+            self._learn(on_step)
+            over.set()
+
+        works = {f"slots {i}": rollout.run for i, rollout in enumerate(self.rollouts)}
+        threads = [
+            threading.Thread(target=guarded, args=(work,), name=name, daemon=True)
+            for name, work in {"learner": learn, **works}.items()
+        ]
+        try:
+            for thread in threads:
+                thread.start()
+            while not over.wait(0.5):  # not forever: signals are sure to be seen only between waits
+                if should_stop():
+                    raise Stopped
+        except BaseException as error:  # Ctrl-C
+            fail(error)
+        try:
+            left = self._end(threads)
+        except KeyboardInterrupt as error:
+            fail(error)
+            left = self._end(threads)
+        if not errors:
+            self.trajectories.check(at_rest=True)
+            return
+        if left:
+            errors[0].add_note(f"Still running, and no longer waited for: {', '.join(left)}.")
+        else:
+            try:
+                self.trajectories.check(at_rest=True)
+            except RuntimeError as lost:
+                errors[0].add_note(str(lost))
+        raise errors[0]
+
+    def _end(self, threads: Sequence[threading.Thread]) -> list[str]:
+        """Names of the threads that do not end in time."""
+        for rollout in self.rollouts:
+            rollout.stop()
+        closing = [
+            threading.Thread(target=batcher.close, args=(False,), name="policy", daemon=True)
+            for batcher in self.batchers
+        ]
+        for thread in closing:
+            thread.start()
+        until = time.monotonic() + _ENDING
+        for thread in (started := [t for t in (*threads, *closing) if t.ident is not None]):
+            thread.join(max(0.0, until - time.monotonic()))
+        return [thread.name for thread in started if thread.is_alive()]
+
+    def _learn(self, on_step: Callable[[StepResult], None]) -> None:
         """Makes all steps that are left."""
         ended = time.monotonic()
         for step in range(self._system.weights.version, self._config.learner_steps):
@@ -353,82 +413,3 @@ def _known(system: HostSystem) -> Callable[[int], Start]:
         return start
 
     return known
-
-
-def _conduct(
-    learn: Callable[[], None],
-    rollouts: Sequence[Rollout],
-    batchers: Sequence[Batcher[InferenceRequest, InferenceReply]],
-    staleness_control: StalenessControl,
-    trajectories: TrajectoryBuffer,
-    should_stop: Callable[[], bool],
-) -> None:
-    """Runs all threads until the learner is done or one of them fails, then ends all."""
-    errors: list[BaseException] = []
-    over = threading.Event()
-
-    def fail(error: BaseException) -> None:
-        errors.append(error)
-        staleness_control.close(errors[0])
-        trajectories.close(errors[0])
-        over.set()
-
-    def guarded(work: Callable[[], None]) -> None:
-        try:
-            work()
-        except BaseException as error:  # raised again below
-            fail(error)
-
-    def learn_all() -> None:
-        learn()
-        over.set()
-
-    works = {f"slots {i}": rollout.run for i, rollout in enumerate(rollouts)}
-    threads = [
-        threading.Thread(target=guarded, args=(work,), name=name, daemon=True)
-        for name, work in {"learner": learn_all, **works}.items()
-    ]
-    try:
-        for thread in threads:
-            thread.start()
-        while not over.wait(0.5):  # not forever: signals are sure to be seen only between waits
-            if should_stop():
-                raise Stopped
-    except BaseException as error:  # Ctrl-C
-        fail(error)
-    try:
-        left = _end(rollouts, batchers, threads)
-    except KeyboardInterrupt as error:
-        fail(error)
-        left = _end(rollouts, batchers, threads)
-    if not errors:
-        trajectories.check(at_rest=True)
-        return
-    if left:
-        errors[0].add_note(f"Still running, and no longer waited for: {', '.join(left)}.")
-    else:
-        try:
-            trajectories.check(at_rest=True)
-        except RuntimeError as lost:
-            errors[0].add_note(str(lost))
-    raise errors[0]
-
-
-def _end(
-    rollouts: Sequence[Rollout],
-    batchers: Sequence[Batcher[InferenceRequest, InferenceReply]],
-    threads: Sequence[threading.Thread],
-) -> list[str]:
-    """Names of the threads that do not end in time."""
-    for rollout in rollouts:
-        rollout.stop()
-    closing = [
-        threading.Thread(target=batcher.close, args=(False,), name="policy", daemon=True)
-        for batcher in batchers
-    ]
-    for thread in closing:
-        thread.start()
-    until = time.monotonic() + _ENDING
-    for thread in (started := [t for t in (*threads, *closing) if t.ident is not None]):
-        thread.join(max(0.0, until - time.monotonic()))
-    return [thread.name for thread in started if thread.is_alive()]

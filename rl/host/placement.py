@@ -155,25 +155,23 @@ class OnHost:
         should_stop: Callable[[], bool],
         until: int,
     ) -> None:
-        learner = _Learning(self._learner)
+        learner = HostLearner(self._learner)
         params = jax.tree.map(jnp.copy, self._learner.state.params)
         there = self._elsewhere
         if there and there.workers:
             inference = [Inference(worker, join=worker.hold) for worker in there.workers]
-            stage = there.stage
         else:
             inference = [
                 Inference(self._actor, partial(jax.device_put, device=device))
                 for device in self._acting_on
             ]
-            stage = _unstaged
         kept = self._config.rollout.snapshots
         weights = Weights(
             params,
             trained=select(self._optimizer, params)[1],
             dtype=None if kept == "float32" else kept,
             version=self._learner.version,
-            stage=stage,
+            stage=there.stage if there and there.workers else lambda params: params,
         )
         summary = self.timeline.summary()
         totals = _Totals.recorded(self._record)
@@ -231,7 +229,7 @@ class OnHost:
         return micro_batches(tickets, self._pack, objective, size, self._learner.evaluate)
 
 
-class _Learning:
+class HostLearner:
     """`rl.host.loop.Learner` of a learner; `whole` is set while no update is under way."""
 
     def __init__(self, learner: FlowLearner) -> None:
@@ -286,11 +284,6 @@ def split_devices(acting: int) -> tuple[list[jax.Device], list[jax.Device]]:
         for device in jax.local_devices(process)[:-acting]
     ]
     return learning, jax.local_devices()[-acting:]
-
-
-def _unstaged(params: Any) -> Any:
-    """The parameters unchanged, for actors in this process."""
-    return params
 
 
 def _bare(robot: RobotPolicy) -> RobotPolicy:

@@ -2,9 +2,8 @@
 arrives, its chunk goes to the slot when it is ready, and the next episode begins when admission
 allows it.
 
-RL-VLA3 (arXiv 2602.05765) uses a thread for each slot. Here one thread serves all slots of a
-`Slots`, because only one thread may use it. All random draws derive from an episode's start, ticket
-and member, so with equal weights its trajectory is the same in any slot, beside any others.
+One thread serves all slots of a `Slots`, which only one may use. Random draws derive from an
+episode's start, ticket and member, so its trajectory is the same in any slot, beside any others.
 """
 
 import threading
@@ -12,7 +11,6 @@ import zlib
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -26,6 +24,7 @@ from models.requests import Request
 from models.session import RobotSession
 from parallel.hosts.watchdog import alive
 from rl.host.staleness import GroupMember, StalenessControl
+from rl.host.timeline import Cause, Timeline
 from rl.host.trajectory_buffer import TrajectoryBuffer
 from rl.records import Decision, SampledChunk, Trajectory
 from rl.rewards import Reward
@@ -57,25 +56,6 @@ class Actor(Protocol):
     ) -> Sequence[tuple[Float[np.ndarray, "h a"], SampledChunk]]:
         """Answers each request with a chunk in the robot's units, and how it was drawn (without a
         batch axis)."""
-
-
-class SpanLog(Protocol):
-    """Record of what each lane does over time: work, or, with a cause, a wait."""
-
-    def mark(self, lane: str, what: str | None, cause: Any = None) -> None: ...
-
-    def span(self, lane: str, what: str, cause: Any = None) -> AbstractContextManager[None]: ...
-
-
-class Untimed:
-    """A `SpanLog` that keeps nothing."""
-
-    def mark(self, lane: str, what: str | None, cause: Any = None) -> None:
-        """Does nothing."""
-
-    def span(self, lane: str, what: str, cause: Any = None) -> AbstractContextManager[None]:
-        """Does nothing."""
-        return nullcontext()
 
 
 class InferenceRequest(NamedTuple):
@@ -128,16 +108,16 @@ class Rollout:
         *,
         replan_steps: int,
         reward: Reward,
-        values: bool = False,
-        together: bool = False,
-        timeline: SpanLog | None = None,
-        first: int = 0,
+        values: bool,
+        together: bool,
+        timeline: Timeline,
+        first: int,
     ) -> None:
         self._slots, self._batchers, self._actor = slots, batchers, actor
         self._admission, self._arrivals = staleness_control, trajectories
         self._replan_steps, self._reward, self._values = replan_steps, reward, values
         self._together = together or slots.lockstep
-        self._timeline, self._first = timeline or Untimed(), first
+        self._timeline, self._first = timeline, first
         self._free = deque(range(slots.count))
         self._acting: dict[int, _Episode] = {}
         self._working = 0
@@ -235,8 +215,10 @@ class Rollout:
                 continue
             self._free.append(slot)
             self._over = ended
-            held = (None, None) if ended else ("wait for the learner", "staleness")
-            self._mark(slot, *held)
+            if ended:
+                self._mark(slot, None)
+            else:
+                self._mark(slot, "wait for the learner", "staleness")
 
     def _begin(self, slot: int, episode: "_Episode") -> None:
         self._acting[slot] = episode
@@ -335,7 +317,7 @@ class Rollout:
         )
         self._arrivals.finish(episode.place, trajectory)
 
-    def _mark(self, slot: int, what: str | None, cause: str | None = None) -> None:
+    def _mark(self, slot: int, what: str | None, cause: Cause | None = None) -> None:
         self._timeline.mark(f"slot {self._first + slot}", what, cause)
 
 

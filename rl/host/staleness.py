@@ -1,9 +1,8 @@
 """Admission of episodes: bounds how far acting runs ahead of learning.
 
-AReaL (arXiv 2505.24298) admits by capacity, and its staleness is a mean; here the bound is hard.
-Tickets are numbered, and their numbers determine their step. A ticket may begin only if its step's
-learner will be at most `staleness` updates ahead of the policies that act in it, so acting is
-paced, and nothing is discarded.
+AReaL (arXiv 2505.24298) admits by capacity, and its staleness is a mean; here the bound is hard. A
+ticket, whose number determines its step, may begin only if its step's learner will be at most
+`staleness` updates ahead of the policies that act in it, so nothing is discarded.
 """
 
 import threading

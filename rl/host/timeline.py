@@ -1,12 +1,10 @@
 """Spans of work and waits in a run by lane, idle time by cause, and a trace that Perfetto shows.
 
-A lane is something that does one thing at a time: "slot 3", "inference", "learner 0". Idle time is
-attributed by what the slots do in the meantime; every slot decides about the same share of it. A
-slot that steps makes its share environment-bound. A slot that waits for its chunk makes it
-inference-bound while a policy is at work, otherwise environment-bound, because the slot waits for
-others that are answered in the same batch. A slot that admission holds back makes it learner-bound
-while a learner works, otherwise inference-bound while every policy is at work, otherwise
-staleness-bound: only a larger bound would let it act.
+A lane does one thing at a time: "slot 3", "inference", "learner 0". Idle time is attributed by what
+the slots do meanwhile, each for an equal share: stepping is environment-bound; waiting for a chunk
+is inference-bound while a policy works, else environment-bound (the batch waits for other slots);
+being held back is learner-bound while a learner works, else inference-bound while every policy
+does, else staleness-bound: only a larger bound would let it act.
 """
 
 import json

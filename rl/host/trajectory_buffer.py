@@ -8,7 +8,6 @@ episode is accounted for.
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from rl.host.staleness import GroupMember
 from rl.records import Ticket, Trajectory
@@ -59,9 +58,9 @@ class TrajectoryBuffer:
           RuntimeError: it had begun before.
         """
         with self._changed:
-            if self._key(place) in self._acting or self._known(place):
+            if place[:2] in self._acting or self._known(place):
                 raise RuntimeError(f"Member {place.member} of ticket {place.ticket} began twice.")
-            self._acting.add(self._key(place))
+            self._acting.add(place[:2])
             self._counts.begun += 1
 
     def rerun(self, place: GroupMember) -> None:
@@ -72,7 +71,7 @@ class TrajectoryBuffer:
     def drop(self, place: GroupMember) -> None:
         """An episode is given up, as the run stops."""
         with self._changed:
-            self._acting.remove(self._key(place))
+            self._acting.remove(place[:2])
             self._counts.dropped += 1
 
     def finish(self, place: GroupMember, trajectory: Trajectory) -> None:
@@ -82,11 +81,11 @@ class TrajectoryBuffer:
           RuntimeError: it had not begun, or had ended before.
         """
         with self._changed:
-            if self._key(place) not in self._acting:
+            if place[:2] not in self._acting:
                 raise RuntimeError(
                     f"Member {place.member} of ticket {place.ticket} ended, but was not running."
                 )
-            self._acting.remove(self._key(place))
+            self._acting.remove(place[:2])
             self._held.setdefault(place.ticket, {})[place.member] = trajectory
             self._counts.finished += 1
             self._changed.notify_all()
@@ -147,10 +146,6 @@ class TrajectoryBuffer:
             self._error = self._error or error
             self._changed.notify_all()
 
-    def state(self) -> dict[str, Any]:
-        """Fields of `Counts`."""
-        return asdict(self.counts())
-
     def _next(self, missing: set[int]) -> Ticket:
         with self._changed:
             while True:
@@ -171,7 +166,3 @@ class TrajectoryBuffer:
         held = self._held.get(place.ticket, {})
         past = place.ticket < self._past * self._tickets
         return place.member in held or place.ticket in self._learnt or past
-
-    @staticmethod
-    def _key(place: GroupMember) -> tuple[int, int]:
-        return place.ticket, place.member

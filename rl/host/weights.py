@@ -87,25 +87,20 @@ class Weights:
         with self._changed:
             self._newest, self._published = snapshot, time.monotonic()
 
-    def reader(
-        self,
-        place: Callable[[Any], Any] = lambda params: params,
-        join: Callable[[Any, Any], Any] = fill,
-    ) -> "WeightsReader":
-        """Reader for one thread that acts. `place` puts a tree onto its device, like
-        `jax.device_put` with a sharding, and `join` combines trained leaves and the others into
-        what the thread acts with."""
-        return WeightsReader(self, place, join)
-
     def _moving(self, params: Params) -> Params:
         return self._copy(only(params, self._trained))
 
 
 class WeightsReader:
-    """Reads `Weights` on one thread; made by `Weights.reader`."""
+    """Reads `Weights` on one thread, which acts. `place` puts a tree onto its device, like
+    `jax.device_put` with a sharding, and `join` combines trained leaves and the others into what
+    the thread acts with."""
 
     def __init__(
-        self, weights: Weights, place: Callable[[Any], Any], join: Callable[[Any, Any], Any]
+        self,
+        weights: Weights,
+        place: Callable[[Any], Any] = lambda params: params,
+        join: Callable[[Any, Any], Any] = fill,
     ) -> None:
         self._weights, self._place, self._join = weights, place, join
         self._base = place(weights._base)

@@ -32,7 +32,6 @@ from rl.host.loop import Stopped
 from rl.learner import Diverged
 from rl.population.population import (
     Generation,
-    Hyperparameters,
     PopulationConfig,
     check_population,
     configured,
@@ -175,7 +174,7 @@ def _scores(
     return found
 
 
-class _Member:
+class _Member(AbstractContextManager["_Member"]):
     """A run of the population; once built, its placement has the newest checkpoint's state."""
 
     def __init__(
@@ -247,10 +246,7 @@ class _Member:
         self._stack.close()
         self._config = None
 
-    def __enter__(self) -> "_Member":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self.drop()
 
 
@@ -277,9 +273,7 @@ def _said(generations: Sequence[Generation]) -> str:
     for k, (found, parent) in enumerate(zip(last.success, last.parents, strict=True)):
         rate = "failed" if found is None else f"{found:.1%}"
         copies = f", continues from member {parent}" if parent != k else ""
-        lines.append(f"  member {k}: {rate}{copies}, {_numbers(last.hyperparameters[k])}")
+        tuned = last.hyperparameters[k].items()
+        numbers = ", ".join(f"{name.rpartition('.')[2]} {value:g}" for name, value in tuned)
+        lines.append(f"  member {k}: {rate}{copies}, {numbers}")
     return "\n".join(lines)
-
-
-def _numbers(tuned: Hyperparameters) -> str:
-    return ", ".join(f"{name.rpartition('.')[2]} {value:g}" for name, value in tuned.items())

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from models.config import from_json
 from models.files.terminal import Console
 from parallel.optimizer import make_schedule
 from parallel.runs.atomic import replace_text
@@ -209,16 +210,9 @@ def set_damaged_generations_aside(directory: Path, console: Console) -> None:
 
 
 def _generation(line: dict[str, Any]) -> Generation:
-    found = Generation(
-        step=line["step"],
-        success=tuple(line["success"]),
-        parents=tuple(line["parents"]),
-        hyperparameters=tuple(line["hyperparameters"]),
-    )
+    found = from_json(Generation, line)
     if not len(found.success) == len(found.parents) == len(found.hyperparameters):
         raise ValueError("the members differ in number")
-    if type(found.step) is not int or not all(isinstance(x, dict) for x in found.hyperparameters):
-        raise TypeError("no generation")
     return found
 
 

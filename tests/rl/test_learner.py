@@ -49,7 +49,7 @@ def learn(mine, given, size, order=None, config=PPO):
 def restart(mine):
     """Back to the beginning, with its programs compiled."""
     mine.state = jax.device_put(jax.device_get(learner().state), ONE.devices.flat[0])
-    mine._version = mine.learnt = 0
+    mine.version = mine.learnt = 0
 
 
 def same(one, other):
@@ -254,7 +254,7 @@ def test_decisions_and_lags_are_counted():
         assert (mine.learnt, mine.pending) == (total, decisions(given))
         metrics = mine.update()
         total += decisions(given)
-        assert mine.added == mine.learnt == total
+        assert mine.learnt == total
         assert metrics["decisions"] == metrics["count"] == decisions(given)
         late = decisions(given[1::2]) if version else 0
         assert metrics["lags"] == [decisions(given) - late, late][: 1 + (version > 0)]
@@ -332,7 +332,7 @@ def test_what_makes_no_sense_is_refused():
         learner(epochs=0)
     with pytest.raises(ValueError, match="minibatches are 1 and 0"):
         learner(minibatches=0)
-    assert mine.added == 0
+    assert mine.learnt == mine.pending == 0
 
 
 def test_metrics_tell_how_much_of_the_targets_the_value_head_explains():
@@ -373,7 +373,7 @@ def test_an_open_schedule_ends_with_a_run_whose_steps_have_few_micro_batches():
     assert int(mine.state.step) == optimizer.decay_steps == 15
     assert schedule(15) == pytest.approx(optimizer.final_fraction * optimizer.learning_rate)
     resumed = learner(optimizer=optimizer, epochs=2, minibatches=4)
-    resumed.state, resumed._version = jax.device_put(begun, ONE.devices.flat[0]), 2
+    resumed.state, resumed.version = jax.device_put(begun, ONE.devices.flat[0]), 2
     learn(resumed, tickets(2), 32)
     jax.tree.map(np.testing.assert_array_equal, resumed.state.params, mine.state.params)
 

@@ -18,7 +18,6 @@ import sys
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -113,13 +112,9 @@ def main(
         print(json.dumps(result))
 
 
-def _stop(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 if __name__ == "__main__":
     guard_tracebacks()
-    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if found := COMMANDS.get("".join(sys.argv[1:2])):
             command, prog = import_module(found), f"python -m tools.bench {sys.argv[1]}"

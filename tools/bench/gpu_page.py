@@ -52,14 +52,9 @@ def section(result: Result, about: str) -> str:
     if "ratio" in result:
         said = f"{_number(result['ratio'])} times: {result['ours']}, {result['other']}."
         lines += [said, ""]
-    for title, rows in _tables(result):
+    for title, rows in _OWN.get(result["name"], _plain)(result):
         lines += [*([f"{title}:", ""] if title else []), *_table(rows), ""]
     return "\n".join(lines)
-
-
-def _tables(result: Result) -> Iterator[tuple[str, list[Result]]]:
-    """Tables of a result by title, as the benchmark of that name lays out its rows."""
-    yield from _OWN.get(result["name"], _plain)(result)
 
 
 def _plain(result: Result) -> Iterator[tuple[str, list[Result]]]:
@@ -70,26 +65,15 @@ def _plain(result: Result) -> Iterator[tuple[str, list[Result]]]:
 def _attention(result: Result) -> Iterator[tuple[str, list[Result]]]:
     for case in result.get("released", ()):
         heads = f"{case['heads']} heads of {case['head_dim']}, {case['kv_heads']} of keys"
-        causal = ", causal" if case["causal"] else ""
-        yield (
-            f"{case['name']}, {case['case']}, {heads}{causal}; auto is {case['auto']}",
-            case["rows"],
-        )
+        heads += ", causal" if case["causal"] else ""
+        yield f"{case['name']}, {case['case']}, {heads}; auto is {case['auto']}", case["rows"]
     if "packed" in result:
-        yield (
-            "Rows as the tiny preset packs them, milliseconds",
-            [
-                {
-                    "case": row["case"],
-                    "auto is": row["auto is"],
-                    **{
-                        name: row[name].get("ms", row[name].get("error") or row[name].get("cannot"))
-                        for name in ("auto", "dense")
-                    },
-                }
-                for row in result["packed"]
-            ],
-        )
+        rows: list[Result] = []
+        for row in result["packed"]:
+            told = {name: row[name] for name in ("auto", "dense")}
+            ms = {n: x.get("ms", x.get("error") or x.get("cannot")) for n, x in told.items()}
+            rows.append({"case": row["case"], "auto is": row["auto is"], **ms})
+        yield "Rows as the tiny preset packs them, milliseconds", rows
 
 
 def _sim(result: Result) -> Iterator[tuple[str, list[Result]]]:
@@ -114,6 +98,7 @@ _OWN: dict[str, Callable[[Result], Iterator[tuple[str, list[Result]]]]] = {
     "sim": _sim,
     "pi05": _pi05,
 }
+"""Tables of a result by title, as the benchmark of that name lays out its rows."""
 
 
 def _table(rows: Sequence[Result]) -> list[str]:

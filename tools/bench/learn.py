@@ -1,11 +1,9 @@
 """Time to success: seconds and samples until a policy trained from scratch acts well, by optimizer,
 chunks, packing and precision (the measure of AlgoPerf, arXiv 2306.07179).
 
-For every method with several learning rates, the best one is chosen first, by the error of its
-actions on held-out episodes, with a seed of its own. Then all settings run with the same seeds. A
-run keeps its checkpoints, which act on validation starts, in order, until one succeeds often
-enough; no start of a published figure is among these starts. The results of runs are kept, so the
-benchmark can be interrupted.
+Of a method's learning rates, the best is chosen first, by the error of its actions on held-out
+episodes. Then all settings run with the same seeds; a run's checkpoints act, in order, on starts of
+no published figure until one succeeds often enough. Results of runs are kept for the next call.
 """
 
 import hashlib

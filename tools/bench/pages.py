@@ -149,8 +149,7 @@ def _keys(found: Any) -> list[str]:
 
 
 def _at(found: Any, path: str) -> Any:
-    """The value at a path; a key may have dots, and of several keys that fit, the longest is
-    taken."""
+    """The value at a path; a key may have dots, and the longest that fits is taken."""
     while path:
         names = _keys(found) if isinstance(found, dict | list) else []
         fitting = [name for name in names if f"{path}.".startswith(f"{name}.")]

@@ -55,6 +55,14 @@ def asking(
                 to.close()
 
 
+def no_peer(benchmark: str, has: str, file: str) -> ValueError:
+    """The error of a benchmark that was given no other side."""
+    return ValueError(
+        f"The {benchmark} benchmark needs --peer PYTHON, the Python of an environment that has "
+        f"{has}; the first lines of {file} say how to make one."
+    )
+
+
 def check_python(python: Path) -> None:
     """Raises FileNotFoundError if there is no such Python."""
     if not python.is_file():

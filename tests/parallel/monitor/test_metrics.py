@@ -1,12 +1,8 @@
 import pytest
 from rich.console import Console
 
-from parallel.monitor.metrics import (
-    FILE_NAME,
-    MetricsWriter,
-    read_metrics,
-    set_damaged_metrics_aside,
-)
+from parallel.monitor.metrics import FILE_NAME, MetricsWriter, is_line, read_metrics
+from parallel.runs.json_lines import set_damage_aside
 
 
 def write(directory, steps, start=0):
@@ -60,7 +56,7 @@ def test_a_damaged_line_is_named_and_set_aside_when_the_run_goes_on(tmp_path, ca
     path.write_text(damaged)
     with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2: not a line of this log"):
         read_metrics(tmp_path)
-    set_damaged_metrics_aside(tmp_path, Console())
+    set_damage_aside(path, is_line, Console())
     said = capsys.readouterr().out
     assert f"{path}, line 2: damaged; the file was set aside as {path.name}.damaged" in said
     assert (tmp_path / "metrics.jsonl.damaged").read_text() == damaged

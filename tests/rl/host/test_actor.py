@@ -26,7 +26,8 @@ def actor():
 
 @pytest.fixture(scope="module")
 def params(actor):
-    return jax.jit(actor.init)(POLICY.params, jax.random.key(5))
+    key = jax.random.key(5)
+    return flow_policy.init(POLICY.model, POLICY.params, key, actor.flow)
 
 
 def requests():
@@ -78,20 +79,21 @@ def test_the_values_of_observations_are_those_recorded_with_their_chunks(actor, 
     asked, moved = requests(), params | {"value": head}
     recorded = [answer.drawn.value for answer in actor.answer(moved, asked)]
     assert np.ptp(recorded) > 0
-    np.testing.assert_allclose(actor.values(moved, asked), recorded, rtol=1e-5)
+    value = jax.jit(partial(flow_policy.value, POLICY.model))
+    for at, count, batch in POLICY.batches(asked):
+        expected = [recorded[i] for i in at[:count]]
+        np.testing.assert_allclose(value(moved, batch)[:count], expected, rtol=1e-5)
 
 
 @pytest.mark.slow
 def test_a_warm_actor_compiles_nothing_more(params):
-    fresh, done = FlowActor(replace(ROBOT, policy=POLICY.varied()), FlowConfig(euler_steps=2)), []
-    fresh.warm(params, text=40, progress=lambda *count: done.append(count))
-    assert done == [(1, 3), (2, 3), (3, 3)]  # 16, 32 and 64 words
-    assert (fresh._draw._cache_size(), fresh._value._cache_size()) == (3, 3)
+    fresh = FlowActor(replace(ROBOT, policy=POLICY.varied()), FlowConfig(euler_steps=2))
+    fresh.warm(params)
+    assert fresh._draw._cache_size() == 4  # up to 16, 32, 64 and 128 words
     asked = requests()
     for count in (1, 3, 5):
         fresh.answer(params, asked[:count])
-        fresh.values(params, asked[:count])
-    assert (fresh._draw._cache_size(), fresh._value._cache_size()) == (3, 3)
+    assert fresh._draw._cache_size() == 4
 
 
 def test_a_batcher_runs_it(actor, params):

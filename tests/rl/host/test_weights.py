@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl.host.weights import Weights
+from rl.host.weights import Weights, WeightsReader
 
 
 def tree(value):
@@ -23,7 +23,7 @@ TRAINED = {"expert": {"w": True, "steps": True}, "base": False}
 def test_a_snapshot_outlives_what_it_was_taken_from():
     params = tree(1.0)
     weights = Weights(params)
-    reader = weights.reader()
+    reader = WeightsReader(weights)
     update = jax.jit(lambda p: jax.tree.map(lambda x: x + 1, p), donate_argnums=0)
     seen = [reader.read(0)]
     for version in (1, 2):
@@ -42,7 +42,7 @@ def test_a_snapshot_outlives_what_it_was_taken_from():
 def test_only_what_is_trained_is_copied_and_the_rest_is_shared():
     params = tree(1.0)
     weights = Weights(params, trained=TRAINED)
-    first, second = weights.reader(), weights.reader()
+    first, second = WeightsReader(weights), WeightsReader(weights)
     weights.publish({**tree(2.0), "base": jnp.zeros(3)}, 1)
     for reader in (first, second):
         read = reader.read(1).params
@@ -56,7 +56,7 @@ def test_floats_that_are_trained_are_cast_and_nothing_else():
         params = tree(1.0)
         params["expert"]["w"] = params["expert"]["w"].astype(dtype)
         weights = Weights(params, trained=TRAINED, dtype=jnp.bfloat16)
-        read = weights.reader().read(0).params
+        read = WeightsReader(weights).read(0).params
         assert read["expert"]["w"].dtype == jnp.bfloat16
         assert read["expert"]["steps"].dtype == jnp.int32
         assert read["base"] is params["base"]
@@ -72,7 +72,7 @@ def test_a_reader_puts_each_version_and_once_the_frozen_base_onto_its_device():
         return jax.device_put(part, device)
 
     weights = Weights(tree(1.0), trained=TRAINED)
-    reader = weights.reader(place)
+    reader = WeightsReader(weights, place)
     weights.publish(tree(2.0), 1)
     read = reader.read(0)
     reader.read(0)
@@ -88,7 +88,9 @@ def test_a_version_is_staged_once_for_all_its_readers_and_joined_by_each():
         return "staged", len(staged)
 
     weights = Weights(tree(1.0), trained=TRAINED, stage=stage)
-    readers = [weights.reader(join=lambda moving, base: (moving[1], base[1])) for _ in range(2)]
+    readers = [
+        WeightsReader(weights, join=lambda moving, base: (moving[1], base[1])) for _ in range(2)
+    ]
     assert [reader.read(0).params for reader in readers] == [(2, 1), (2, 1)]
     weights.publish(tree(2.0), 1)
     weights.publish(tree(3.0), 2)
@@ -107,7 +109,11 @@ def test_readers_take_a_version_over_one_at_a_time_and_only_those_who_must_wait(
         return part
 
     weights = Weights(tree(1.0))
-    first, second, third = weights.reader(slow), weights.reader(), weights.reader()
+    first, second, third = (
+        WeightsReader(weights, slow),
+        WeightsReader(weights),
+        WeightsReader(weights),
+    )
     weights.publish(tree(2.0), 1)
     got = {}
     takes = threading.Thread(target=lambda: got.update(first=first.read(0).version))
@@ -130,4 +136,4 @@ def test_versions_only_go_up_and_one_that_was_not_published_is_not_read():
     with pytest.raises(ValueError, match="Version 3 is not newer than version 3"):
         weights.publish(tree(2.0), 3)
     with pytest.raises(RuntimeError, match="Version 4 of the policy is needed, but 3 is"):
-        weights.reader().read(4)
+        WeightsReader(weights).read(4)

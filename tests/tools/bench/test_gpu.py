@@ -23,7 +23,7 @@ from tools.bench.attempt import tell
 from tools.bench.gpu import MEASUREMENTS, PAGE, PARTS, RESULTS, errors, main, measure, unpack
 from tools.bench.gpu_page import page
 from tools.bench.models import step
-from tools.bench.models.pi05 import held_bytes
+from tools.bench.models.stepper import held_bytes, stepper
 from tools.bench.process import ended, last_json
 
 CHEAP = ("attention", "act")
@@ -213,8 +213,8 @@ def test_cards_of_80_and_of_141_gb_run_the_same_programs(monkeypatch, gib, share
 def test_the_bytes_and_the_prediction_of_a_step_are_its_own_programs_whatever_ran_before():
     preset, mesh = step.benched("tiny"), step.make_mesh(step.MeshConfig(), jax.devices()[:1])
     programs = [
-        step.stepper(
-            preset.model,
+        stepper(
+            preset.model.build(),
             preset.optimizer,
             jax.device_put(random_batch(preset.model, rows, 2)),
             mesh,

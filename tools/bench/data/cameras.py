@@ -6,12 +6,9 @@ one grey level of a store's or equal to the last bit, and from a JPEG store whos
 model's size.
 """
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from functools import partial
 
-from models.files.terminal import Console
-from tools.bench.data.data import CACHE, BenchedRow, compare
+from tools.bench.data.data import BenchedRow, compare
 
 WORKS = (
     BenchedRow("two cameras, straight from AV1", "av1_480", "straight", 12, 4),
@@ -22,17 +19,4 @@ WORKS = (
     BenchedRow("three cameras, JPEG store of 224 x 224", "av1_480_3", "jpeg", 60),
 )
 
-
-def run(console: Console, peer: Sequence[Path] = (), cache: Path = CACHE) -> dict[str, Any]:
-    """Samples per second relative to LeRobot's; `ratio` is that of the first row and the first
-    peer.
-
-    Args:
-      peer: Pythons of environments with LeRobot; the first one records the datasets.
-      cache: holds the datasets and stores for the next run.
-
-    Raises:
-      ValueError: no peer is given.
-      FileNotFoundError: there is no such Python.
-    """
-    return compare(WORKS, "cameras", console, peer, cache)
+run = partial(compare, WORKS, "cameras")

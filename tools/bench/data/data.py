@@ -1,16 +1,16 @@
 """Batches per second from a dataset, compared with LeRobot's DataLoader on the same files.
 
-LeRobot's half (tools/bench/peers/lerobot.py) records the datasets and runs under a Python that has
-LeRobot, with each of its backends and worker counts; the best one counts. Several versions of
-LeRobot can be measured, each in an environment of its own. Our rounds and LeRobot's alternate, and
-ratios are taken within a round, so other work on the machine slows both alike. CPU-seconds are
-those of every thread and worker.
+LeRobot's half (tools/bench/peers/lerobot.py) runs under a Python that has LeRobot, perhaps several
+versions, with each of its backends and worker counts; the best one counts. Our rounds and LeRobot's
+alternate, and ratios are taken within a round, so other work on the machine slows both alike.
+CPU-seconds are those of every thread and worker.
 """
 
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median, mode
@@ -27,7 +27,7 @@ from data.store.store import cached_store
 from models import Embodiment, PiConfig, Processor
 from models.files.terminal import Console
 from models.inputs.tokenizer import Tokenizer
-from tools.bench.peer import asking
+from tools.bench.peer import asking, no_peer
 from tools.bench.timing import timed
 
 CACHE = Path.home() / ".cache/chiliad/bench"
@@ -83,7 +83,13 @@ class LeRobotPeer:
     versions: Mapping[str, str]
 
 
-def run(console: Console, peer: Sequence[Path] = (), cache: Path = CACHE) -> dict[str, Any]:
+def compare(
+    works: Sequence[BenchedRow],
+    name: str,
+    console: Console,
+    peer: Sequence[Path] = (),
+    cache: Path = CACHE,
+) -> dict[str, Any]:
     """Samples per second relative to LeRobot's; `ratio` is that of the first row and the first
     peer.
 
@@ -95,24 +101,14 @@ def run(console: Console, peer: Sequence[Path] = (), cache: Path = CACHE) -> dic
       ValueError: no peer is given.
       FileNotFoundError: there is no such Python.
     """
-    return compare(WORKS, "data", console, peer, cache)
-
-
-def compare(
-    works: Sequence[BenchedRow], name: str, console: Console, peers: Sequence[Path], cache: Path
-) -> dict[str, Any]:
-    """Rows of the works; see `run`."""
-    if not peers:
-        raise ValueError(
-            f"The {name} benchmark needs --peer PYTHON, the Python of an environment that has "
-            "LeRobot; the first lines of tools/bench/peers/lerobot.py say how to make one."
-        )
+    if not peer:
+        raise no_peer(name, "LeRobot", "tools/bench/peers/lerobot.py")
     cache.mkdir(parents=True, exist_ok=True)
     load = os.getloadavg()[0]
     with ExitStack() as stack:
         asked = [
             stack.enter_context(asking(each, "lerobot", {"HF_HOME": str(cache / "huggingface")}))
-            for each in peers
+            for each in peer
         ]
         others = [lerobot_peer(ask) for ask in asked]
         kinds = dict.fromkeys(work.kind for work in works)
@@ -130,6 +126,9 @@ def compare(
         "load": load,
         "peer": {each.name: each.versions for each in others},
     }
+
+
+run = partial(compare, WORKS, "data")
 
 
 def lerobot_peer(ask: Ask) -> LeRobotPeer:

@@ -3,12 +3,10 @@
 
 The samples are a mixture of one- and two-camera robots with prompts of 5 to 60 tokens. Steps of
 both forms alternate in one run, so a drifting machine slows both alike; the figure is the median.
-With `--width real`, layers have π0.5's released widths.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from statistics import median
 from typing import Any
 
@@ -17,13 +15,11 @@ import numpy as np
 
 from data.packing.packing import assign_rows, pack_kinds
 from models import Layout, PackedBatch, Pi, PiConfig, Sample, pack
-from models.families.pi.model import SHARDING_RULES
 from models.files.terminal import Console
-from parallel.mesh import MeshConfig, make_mesh
 from parallel.optimizer import OptimizerConfig
-from parallel.step import abstract_state, init_state, make_train_step
 from tools.bench.models.attention import alternate
 from tools.bench.models.pi05 import CONFIG, Width, wide
+from tools.bench.models.stepper import steppers
 from tools.recipes.presets import TINY, row_layout
 
 _SMALL: Any = TINY.model
@@ -65,7 +61,9 @@ def compared(
     `of_places_saved` is that ratio over the ratio of the places: 1 if a step's time falls as much
     as its places.
     """
-    seconds = alternate(_trainers(config, optimizer, forms), rounds)
+    model, optimizer = Pi(config), replace(optimizer, decay_steps=1000)
+    cases = {name: (model, jax.device_put(batch)) for name, batch in forms.items()}
+    seconds = alternate(steppers(cases, optimizer)[0], rounds)
     places = {name: batch.prefix_segment.size for name, batch in forms.items()}
     ratio = median(b / a for a, b in zip(seconds["packed"], seconds["padded"], strict=True))
     return {
@@ -109,24 +107,6 @@ def padded(samples: list[Sample], config: PiConfig = _SMALL) -> PackedBatch:
     row = config.layout(prefix=0, samples=1, images=images, text=text)
     layout = replace(row, prefix=row.prefix_length(images, text))
     return pack([[s] for s in samples], layout)
-
-
-def _trainers(
-    config: PiConfig, optimizer: OptimizerConfig, batches: Mapping[str, PackedBatch]
-) -> dict[str, Callable[[], Any]]:
-    """Training steps on each batch, which update one state in turn."""
-    model, mesh = Pi(config), make_mesh(MeshConfig(), jax.devices()[:1])
-    optimizer = replace(optimizer, decay_steps=1000)
-    abstract = abstract_state(model, optimizer, SHARDING_RULES, mesh)
-    state = init_state(model, optimizer, abstract, 0)
-    step = make_train_step(model, optimizer, mesh, abstract)
-
-    def call(batch: PackedBatch) -> Any:
-        nonlocal state
-        state, metrics = step(state, batch, 0)
-        return metrics
-
-    return {name: partial(call, jax.device_put(batch)) for name, batch in batches.items()}
 
 
 def _cost(sample: Sample) -> tuple[int, int]:

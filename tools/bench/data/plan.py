@@ -1,12 +1,10 @@
 """The packing plan compared with grain's best-fit packer: how full rows get, and how fast.
 
-Ten million samples come from five datasets with one to three cameras and weights that are no
-multiples of each other; some of their tasks have several wordings. Both sides get the same samples
-and row sizes. grain runs once with all three budgets and once with prefix places alone, which suits
-it best. Rates are per second of CPU. grain packs some of the samples, and the last rows that it
-closes, which had no time to fill, do not count. A second result is, by number of ranks, how much
-more attention costs the slowest rank than the mean, with a step's rows in the order of packing and
-in the plan's order.
+Samples come from the same five datasets, ten million in all, into rows of the same sizes; grain
+packs some of them, with all three budgets and with prefix places alone, which suits it best, and
+the last rows that it closes do not count. A second result is, by number of ranks, how much more
+attention costs the slowest rank than the mean, with a step's rows in the order of packing and in
+the plan's order.
 """
 
 import resource

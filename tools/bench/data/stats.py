@@ -2,8 +2,7 @@
 
 openpi decodes every picture and collates every action chunk to look at states and actions; ours
 reads those columns from the parquet. openpi's half (tools/bench/peers/openpi_stats.py) first
-records the dataset with LeRobot: 20 episodes of 100 frames, two 224 x 224 AV1 cameras. Each
-figure is from opening the dataset to its statistics; ours is the median of several.
+records 20 episodes of 100 frames with LeRobot, two 224 x 224 AV1 cameras.
 """
 
 import os
@@ -17,10 +16,10 @@ from data import open_dataset
 from data.frames import ACTION, STATE
 from data.statistics.stats import Stats, compute
 from models.files.terminal import Console
-from tools.bench.peer import asking
+from tools.bench.data.data import CACHE
+from tools.bench.peer import asking, no_peer
 from tools.bench.timing import timed
 
-CACHE = Path.home() / ".cache/chiliad/bench"
 _HORIZON, _ROUNDS = 50, 30
 
 
@@ -36,10 +35,7 @@ def run(console: Console, peer: Path | None = None, cache: Path = CACHE) -> dict
       FileNotFoundError: there is no such Python.
     """
     if peer is None:
-        raise ValueError(
-            "The stats benchmark needs --peer PYTHON, the Python of an environment that has openpi "
-            "and LeRobot; the first lines of tools/bench/peers/openpi_stats.py say how to make one."
-        )
+        raise no_peer("stats", "openpi and LeRobot", "tools/bench/peers/openpi_stats.py")
     root = cache / "av1"
     root.parent.mkdir(parents=True, exist_ok=True)
     with asking(peer, "openpi_stats", {"HF_HOME": str(cache / "huggingface")}) as ask:

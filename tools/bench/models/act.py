@@ -2,10 +2,9 @@
 π0.5 and GR00T-N1.5 at their released sizes, in batches of 1, 8 and 32; or of π0.5 compared with
 openpi's.
 
-Weights and computing are bf16. A round prepares the observations, computes, and brings the chunks
-back, as `tools.serve` does for as many robots that send requests at once. openpi's half
-(tools/bench/peers/openpi.py) does what its server does between a client's transforms, and acts in
-turn with ours; on a CPU, both have the widths of the pi05 benchmark, in f32.
+A round prepares the observations, computes in bf16, and brings the chunks back, as `tools.serve`
+does for as many robots. openpi's half (tools/bench/peers/openpi.py) acts in turn with ours; on a
+CPU, both have the widths of the pi05 benchmark, in f32.
 """
 
 from collections.abc import Iterator, Sequence

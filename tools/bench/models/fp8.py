@@ -6,7 +6,7 @@ change no program's products.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from statistics import median
@@ -57,8 +57,8 @@ def run(console: Console, tiny: bool = False) -> dict[str, Any]:
     calls = {name: partial(step, params, batch) for name, step in steps.items()}
     ready: dict[str, dict[str, Any]] = {}
     for name, call in calls.items():
-        ready[name] = attempt(partial(_loss, call))
-        tell(console, {"unit": "samples/s", "rows": _rows(ready)})
+        ready[name] = {"recipe": name, **attempt(partial(_loss, call))}
+        tell(console, {"unit": "samples/s", "rows": list(ready.values())})
     console.print(f"Timing steps in turn: {', '.join(calls)}")
     able = {name: calls[name] for name, found in ready.items() if "error" not in found}
     took = alternate(able, 1 if tiny else _ROUNDS)
@@ -73,12 +73,8 @@ def run(console: Console, tiny: bool = False) -> dict[str, Any]:
         "other": f"{rates['bf16']:.1f} samples/s in bf16",
         "unit": "samples/s",
         "samples": samples,
-        "rows": _rows(ready),
+        "rows": list(ready.values()),
     }
-
-
-def _rows(found: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{"recipe": name, **each} for name, each in found.items()]
 
 
 def _scalar(model: Pi, key: PRNGKeyArray, params: Any, batch: PackedBatch) -> Float[Array, ""]:

@@ -1,17 +1,15 @@
 """Our π0.5 compared with openpi's, with the same weights, sizes and batch: a training step, and
 sampling.
 
-openpi's half (tools/bench/peers/openpi.py) runs under a Python that has openpi and answers line by
-line, so that its steps and ours alternate. As on its users' robots, two of three camera slots are
-real and prompts have about 25 of 200 tokens; ours packs the rows and so never sees the rest.
-Losses, gradient and sampled actions are compared first, in f32. With `--width real`, and on a GPU,
-widths are the released ones: on a GPU with a few layers in bf16, as both train; on a CPU with one
-and with two layers of each stack, in f32 and bf16, so that their difference is what a whole layer
-costs.
+Losses, gradient and sampled actions are compared first, in f32; then steps of openpi's half
+(tools/bench/peers/openpi.py) and ours alternate. Two of three camera slots are real and prompts
+have about 25 of 200 tokens; ours packs the rows and so never sees the rest. Widths are the released
+ones with `--width real` and on a GPU: there with a few layers in bf16; on a CPU with one and with
+two layers of each stack, so that their difference is what a whole layer costs.
 """
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +23,6 @@ import optax
 from jaxtyping import Array, Float
 
 from models import PackedBatch, Pi, PiConfig, Sample, pack
-from models.families.pi.model import SHARDING_RULES
 from models.families.pi.released import CAMERAS
 from models.files.terminal import Console
 from models.flow import flow
@@ -34,11 +31,10 @@ from models.layers.layers import Compute
 from models.layers.siglip import SiglipConfig
 from models.layers.stack import apart
 from models.load import like_model, load_params
-from parallel.mesh import MeshConfig, make_mesh
 from parallel.optimizer import OptimizerConfig
-from parallel.step import abstract_state, init_state, make_train_step
 from tools.bench.models.attention import alternate
-from tools.bench.peer import asking
+from tools.bench.models.stepper import held_bytes, steppers
+from tools.bench.peer import asking, no_peer
 
 CONFIG = PiConfig(
     vision=SiglipConfig(width=256, depth=4, hidden=1024, heads=4),
@@ -79,10 +75,7 @@ def run(
       FileNotFoundError: there is no such Python.
     """
     if peer is None:
-        raise ValueError(
-            "The pi05 benchmark needs --peer PYTHON, the Python of an environment that has openpi; "
-            "the first lines of tests/fixtures/openpi/make.py say how to make one."
-        )
+        raise no_peer("pi05", "openpi", "tests/fixtures/openpi/make.py")
     if jax.default_backend() == "gpu" and not tiny:
         return _told(measured(console, peer, wide(4), ("bfloat16",), _ROUNDS)["bfloat16"])
     if width == "small":
@@ -158,11 +151,12 @@ def _timed(
     arrays: Arrays,
     rounds: int,
 ) -> dict[str, Any]:
-    steps = {"ours": Pi(config), "remat": Pi(recomputing(config))}
-    ours, held = trainers(steps, params, batch)
+    cases = {"ours": (Pi(config), batch), "remat": (Pi(config.recomputing("full")), batch)}
+    ours, programs = steppers(cases, _OPTIMIZER, params=params)
     training = alternate(ours | {"openpi": partial(ask, run="train")}, rounds)
+    held = {name: held_bytes(program) for name, program in programs.items()}
     held["openpi"] = ask(run="bytes")["bytes"]
-    del ours
+    del ours, programs
     sampled = sampler(Pi(config), params, batch, arrays["sample_noise"])
     sampling = alternate({"ours": sampled, "openpi": partial(ask, run="sample")}, rounds)
     return {
@@ -297,53 +291,6 @@ def fill(config: PiConfig, arrays: Arrays, batch: PackedBatch) -> dict[str, floa
     return {"ours": float(real.mean()), "openpi": float(real.sum() / theirs)}
 
 
-def recomputing(config: PiConfig) -> PiConfig:
-    """The config that keeps only each layer's input for backward, as openpi does."""
-    stacks: dict[str, Any] = {
-        name: replace(getattr(config, name), remat="full")
-        for name in ("vision", "language", "expert")
-    }
-    return replace(config, **stacks)
-
-
-def trainer(model: Pi, params: Any, batch: PackedBatch) -> Callable[[], Any]:
-    """A training step to call repeatedly, from these parameters on."""
-    return trainers({"": model}, params, batch)[0][""]
-
-
-def trainers(
-    models: Mapping[str, Pi], params: Any, batch: PackedBatch
-) -> tuple[dict[str, Callable[[], Any]], dict[str, int]]:
-    """Training steps to call repeatedly, from these parameters on, which update one state in turn;
-    and the bytes that each one's program holds at once, state and batch included."""
-    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-    first = next(iter(models.values()))
-    abstract = abstract_state(first, _OPTIMIZER, SHARDING_RULES, mesh)
-    placed = jax.tree.map(lambda x: x.sharding, abstract.params)
-    own, average = (jax.device_put(params, placed, may_alias=False) for _ in range(2))
-    state = replace(init_state(first, _OPTIMIZER, abstract, _SEED), params=own, ema=average)
-    jitted: dict[str, Any] = {
-        name: make_train_step(model, _OPTIMIZER, mesh, abstract) for name, model in models.items()
-    }
-    steps = {name: step.lower(state, batch, _SEED).compile() for name, step in jitted.items()}
-
-    def call(name: str) -> Any:
-        nonlocal state
-        state, metrics = steps[name](state, batch, _SEED)
-        return metrics
-
-    held = {name: held_bytes(step) for name, step in steps.items()}
-    return {name: partial(call, name) for name in steps}, held
-
-
-def held_bytes(compiled: Any) -> int:
-    """Bytes that a compiled program holds at once: arguments, results that take no argument's
-    place, and temporaries."""
-    sizes = compiled.memory_analysis()
-    kept = sizes.output_size_in_bytes - sizes.alias_size_in_bytes
-    return sizes.argument_size_in_bytes + kept + sizes.temp_size_in_bytes
-
-
 def sampler(
     model: Pi, params: Any, batch: PackedBatch, noise: Float[np.ndarray, "b h a"]
 ) -> Callable[[], Float[Array, "r k h a"]]:
@@ -379,8 +326,7 @@ def _row(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def _layer(one: dict[str, Any], two: dict[str, Any]) -> dict[str, Any]:
-    """Median seconds that the second layer of each stack adds, and how many times as long openpi's
-    takes."""
+    """Median seconds that each stack's second layer adds, and the ratio of openpi's to each."""
     found: dict[str, Any] = {}
     for kind in ("training", "sampling"):
         more = {

@@ -3,16 +3,13 @@ and one after the other (`compute.unroll`), and in float8: samples a second besi
 for the same program, and the share of the GPU's peak (MFU).
 
 Backward recomputes all that it can (remat "full"), so that cards of 80 GB and of 141 GB run the
-same programs; where all layers also fit with "dots", which plans for clusters prefer, that is
-measured too. As many layers are taken as fit by the planner's count of bytes, and fewer if they do
-not fit after all. FLOPs are the model's own, as `parallel.monitor.speed` counts them; the
-prediction is the planner's roofline over the compiled program's kernels
-(`parallel.planning.explain`).
+same programs; where all layers also fit with "dots", that is measured too. As many layers are taken
+as fit. The prediction is the planner's roofline over the compiled program's kernels.
 """
 
 import gc
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -31,9 +28,9 @@ from parallel.planning.explain import explain
 from parallel.planning.flops import gradient_work
 from parallel.planning.hlo import Program
 from parallel.planning.random_batch import random_batch
-from parallel.step import abstract_state, init_state, make_train_step
+from parallel.step import abstract_state
 from tools.bench.attempt import FULL, attempt, tell
-from tools.bench.models.pi05 import held_bytes
+from tools.bench.models.stepper import held_bytes, stepper
 from tools.bench.timing import timed
 from tools.recipes.presets import RunConfig, load_preset
 
@@ -132,24 +129,6 @@ def held(config: ModelConfig, optimizer: OptimizerConfig, rows: int, samples: in
     return own + gradient_work(model, optimizer, batch).peak
 
 
-def stepper(
-    config: ModelConfig, optimizer: OptimizerConfig, batch: Any, mesh: Mesh
-) -> tuple[Callable[[], Any], Any]:
-    """A training step to call repeatedly, and its compiled program."""
-    model = config.build()
-    abstract = abstract_state(model, optimizer, rules_of(model), mesh)
-    state = init_state(model, optimizer, abstract, 0)
-    jitted: Any = make_train_step(model, optimizer, mesh, abstract)
-    step = jitted.lower(state, batch, 0).compile()
-
-    def call() -> Any:
-        nonlocal state
-        state, metrics = step(state, batch, 0)
-        return metrics
-
-    return call, step
-
-
 def predicted_seconds(program: str, mesh: Mesh, chip: Chip) -> float:
     """Seconds of a compiled step on one chip, by the planner's roofline over its kernels."""
     kernels = explain(Program(program), dict(mesh.shape), Cluster(chip, devices=1))
@@ -185,7 +164,7 @@ def _measured(
     mesh = make_mesh(MeshConfig(), [device])
     speed = Speed(1, device.device_kind)
     with timed() as starting:
-        call, program = stepper(config, optimizer, batch, mesh)
+        call, program = stepper(config.build(), optimizer, batch, mesh)
         jax.block_until_ready(call())
     speed.flops = model_flops(config.build(), optimizer, batch)
     for _ in range(2 if tiny else 10):

@@ -1,13 +1,12 @@
 """Training steps of small π0.5s on this CPU, predicted from their jaxprs and then measured.
 
-Some sizes calibrate the roofline (rates of products and bytes, start of a kernel); the others, of
-other widths, depths, batches and accumulation, are predicted without using their measurements. What
-counts are ratios of step times, because a plan ranks choices. Rounds alternate between all sizes,
-and the fastest call counts: other work on the machine only ever adds.
+Some sizes calibrate the roofline (rates of products and bytes, start of a kernel); the others are
+predicted without their measurements, as ratios of step times, because a plan ranks choices. Rounds
+alternate between all sizes, and the fastest call counts: other work on the machine only ever adds.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,15 +16,13 @@ from rich.table import Table
 from scipy.optimize import nnls
 
 from models import PackedBatch, Pi, PiConfig, Sample, pack
-from models.families.pi.model import SHARDING_RULES
 from models.files.terminal import Console, track
 from models.layers.gemma import GemmaConfig
 from models.layers.layers import Compute
 from models.layers.siglip import SiglipConfig
-from parallel.mesh import MeshConfig, make_mesh
 from parallel.optimizer import OptimizerConfig
 from parallel.planning.flops import CallCost, work
-from parallel.step import abstract_state, init_state, make_train_step
+from tools.bench.models.stepper import stepper
 from tools.bench.timing import Took, timed
 
 _OPTIMIZER = OptimizerConfig(warmup_steps=10, decay_steps=100)
@@ -91,22 +88,6 @@ def batch(config: PiConfig, rows: int) -> PackedBatch:
     return pack([[sample(2 * row), sample(2 * row + 1)] for row in range(rows)], layout)
 
 
-def stepper(size: Size) -> Callable[[], Any]:
-    """A training step to call repeatedly."""
-    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-    model, placed = Pi(size.config), batch(size.config, size.rows)
-    abstract = abstract_state(model, _OPTIMIZER, SHARDING_RULES, mesh)
-    step = make_train_step(model, _OPTIMIZER, mesh, abstract, size.accumulation)
-    state = init_state(model, _OPTIMIZER, abstract, 0)
-
-    def call() -> Any:
-        nonlocal state
-        state, metrics = step(state, placed, 0)
-        return metrics
-
-    return call
-
-
 def cost(size: Size) -> tuple[CallCost, float]:
     """Loss and gradient of one micro-batch, and bytes of the parameters."""
     model = Pi(size.config)
@@ -126,7 +107,10 @@ def features(size: Size) -> np.ndarray:
 
 def measure(sizes: Sequence[Size], console: Console, rounds: int = _ROUNDS) -> dict[Size, Took]:
     """The fastest of all calls, by either clock."""
-    calls = {s: stepper(s) for s in track(sizes, "Compiling", console=console)}
+    calls = {}
+    for s in track(sizes, "Compiling", console=console):
+        rows = batch(s.config, s.rows)
+        calls[s], _ = stepper(Pi(s.config), _OPTIMIZER, rows, accumulation=s.accumulation)
     for call in calls.values():
         jax.block_until_ready(call())
     best = {s: Took(np.inf, np.inf) for s in sizes}

@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
@@ -22,7 +21,8 @@ from parallel.hosts.supervisor import accelerators
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.planning.random_batch import random_batch
 from tools.bench.attempt import tell
-from tools.bench.models.step import benched, stepper, with_depth
+from tools.bench.models.step import benched, with_depth
+from tools.bench.models.stepper import stepper
 from tools.bench.process import ending
 from tools.bench.timing import timed
 
@@ -43,23 +43,19 @@ def run(console: Console, tiny: bool = False) -> dict[str, Any]:
         environment["NPROC"] = "32"
     worker = ["-m", "tools.bench.parallel.processes", *["--tiny"] * tiny]
     launch = ["-m", "tools.launch", "-n", str(count), "--", sys.executable, *worker]
-    found = {}
+    rows: list[dict[str, Any]] = []
     for name, command in (("alone", worker), ("launched", launch)):
         console.print(f"{name}: {' '.join(command)}")
-        found[name] = _asked(command, environment)
-        tell(console, {"unit": "ms", "rows": _rows(found)})
-    alone, launched = found["alone"], found["launched"]
+        rows.append({"name": name, **_asked(command, environment)})
+        tell(console, {"unit": "ms", "rows": rows})
+    alone, launched = rows
     return {
         "ratio": alone["ms"] / launched["ms"],
         "ours": f"{launched['ms']:.1f} ms a step in {launched['processes']} processes",
         "other": f"{alone['ms']:.1f} in one with {alone['devices']} devices",
         "unit": "ms",
-        "rows": _rows(found),
+        "rows": rows,
     }
-
-
-def _rows(found: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{"name": name, **row} for name, row in found.items()]
 
 
 def work(tiny: bool) -> dict[str, Any]:
@@ -73,7 +69,7 @@ def work(tiny: bool) -> dict[str, Any]:
     index, count = row_share(mesh)
     share = slice(index * rows // count, (index + 1) * rows // count)
     batch = put_batch(jax.tree.map(lambda x: x[share], whole), mesh)
-    call, _ = stepper(config, preset.optimizer, batch, mesh)
+    call, _ = stepper(config.build(), preset.optimizer, batch, mesh)
     seconds, losses = [], []
     for _ in range(2 if tiny else _STEPS):
         with timed() as took:

@@ -1,11 +1,9 @@
 """The thousand-GPU recipe's own scaling table (arXiv 2603.11101, GR00T-N1.5 by plain data
 parallelism, 128 samples per GPU), predicted by the planner's model of a step.
 
-A step is T(n) = c · slowest(n) + exposed all-reduce(n). The network is the paper's: nodes of eight
-with 3.2 Tb/s. Nothing in the paper says how step times vary, which is what matters here, so the
-result is given without any variation and with one number fitted, and says which is which.
-
-The hours of an epoch are those of `tools.plan --preset groot` for H100s, with nothing fitted.
+A step is T(n) = c · slowest(n) + exposed all-reduce(n), on the paper's nodes of eight with 3.2
+Tb/s. Nothing in the paper says how step times vary, so the result is given without any variation
+and with one number fitted; the hours of an epoch are those of `tools.plan --preset groot`.
 """
 
 from collections.abc import Mapping, Sequence

@@ -24,7 +24,6 @@ from tools.bench.rl.rl_modes import (
     BenchedPolicy,
     BenchedRun,
     Mode,
-    Ran,
     run_colocated,
     run_mode,
 )
@@ -151,13 +150,9 @@ def _in_modes(
 ) -> dict[str, dict[str, Any]]:
     console.print(f"{name}: compiling")
     acting.warm()
-    ran: dict[str, Ran] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for mode, way in modes.items():
-        ran[mode] = run_mode(acting, slots, way, seeds)
-        console.print(f"{name}: {mode}, {ran[mode].samples_per_second:.1f} samples/s")
-        tell(console, {"unit": "samples/s", "figures": {name: _rows(ran)}})
-    return _rows(ran)
-
-
-def _rows(ran: Mapping[str, Ran]) -> dict[str, dict[str, Any]]:
-    return {mode: found.row() for mode, found in ran.items()}
+        rows[mode] = run_mode(acting, slots, way, seeds)
+        console.print(f"{name}: {mode}, {rows[mode]['samples/s']:.1f} samples/s")
+        tell(console, {"unit": "samples/s", "figures": {name: rows}})
+    return rows

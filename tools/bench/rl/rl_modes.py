@@ -6,10 +6,8 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
-from models import Embodiment, Normalizer, Policy
-from models.inputs.tokenizer import Tokenizer
+from models import Policy
 from models.robot_policy import RobotPolicy
 from parallel.mesh import make_mesh
 from parallel.optimizer import select
@@ -25,15 +23,16 @@ from rl.config import (
 from rl.device.colocated import Colocated
 from rl.device.unroll import Traceable
 from rl.host.actor import FlowActor
-from rl.host.experience import MicroBatch, micro_batches
+from rl.host.experience import micro_batches
 from rl.host.loop import HostConfig, HostSystem, Inference, StepResult, run_host
-from rl.host.placement import batch_sizes
+from rl.host.placement import HostLearner, batch_sizes
 from rl.host.staleness import draw_start
 from rl.host.timeline import Summary, Timeline
 from rl.host.weights import Weights
 from rl.learner import FlowLearner
 from rl.step import abstract_learner_state, learner_state, optimizer_of
 from sim.protocol import Slots, Spec
+from tools.bench.models.random_policy import random_policy
 from tools.bench.timing import timed
 from tools.recipes.presets import TINY
 from tools.recipes.rl_presets import TABLETOP_GRPO, TABLETOP_PPO, learner_of
@@ -82,27 +81,6 @@ class BenchedRun:
     picture: int = 48
 
 
-@dataclass(frozen=True)
-class Ran:
-    """Results of a mode's run, over the steps that count."""
-
-    steps_per_second: float
-    """Control steps learnt from."""
-    samples_per_second: float
-    """Decisions learnt from."""
-    lag: int
-    use: Summary
-
-    def row(self) -> dict[str, Any]:
-        """JSON of the results."""
-        return {
-            "env-steps/s": self.steps_per_second,
-            "samples/s": self.samples_per_second,
-            "lag": self.lag,
-            **attributed(self.use),
-        }
-
-
 def attributed(use: Summary) -> dict[str, Any]:
     """Shares of each kind of lane's time: busy, and idle by cause; and what would help."""
     return {
@@ -127,19 +105,10 @@ class BenchedPolicy:
     @cached_property
     def policy(self) -> Policy:
         spec, load = self.spec, self.load
-        robot = Embodiment(
-            "bench",
-            spec.cameras,
-            Normalizer.identity(len(spec.state_names)),
-            Normalizer.identity(len(spec.action_names)),
-        )
         config = MODEL.changed(chunks=1, horizon=load.horizon, image_size=load.picture)
         words = sorted({word for texts in spec.prompts for text in texts for word in text.split()})
-        processor = config.processor([robot], Tokenizer(tuple(words))).with_limit(32)
-        model = config.build()
-        rng, shapes = np.random.default_rng(0), jax.eval_shape(model.init, jax.random.key(0))
-        params = jax.tree.map(lambda x: rng.normal(0, 0.05, x.shape).astype(x.dtype), shapes)
-        return Policy(model, params, processor, sizes=self.sizes)
+        dims = len(spec.state_names), len(spec.action_names)
+        return random_policy(config, words, spec.cameras, *dims, self.sizes)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -169,8 +138,9 @@ _OBJECTIVE = ObjectiveConfig(name="decoupled", advantage="group")
 
 def run_mode(
     acting: BenchedPolicy, slots: Slots, mode: Mode, seeds: range = range(1_000_000)
-) -> Ran:
-    """Learns on real threads with some of the levels of asynchrony.
+) -> dict[str, Any]:
+    """Learns on real threads with some of the levels of asynchrony; returns control steps and
+    decisions learnt from a second, over the steps that count, the largest lag, and `attributed`.
 
     Colocated, policy and learner take turns on the first device; disaggregated, the learner has the
     second, if there is one.
@@ -178,7 +148,7 @@ def run_mode(
     load, device = acting.load, jax.local_devices()[-1 if mode.disaggregated else 0]
     rollout = load.rollout if mode.ahead else replace(load.rollout, staleness=0)
     steps = load.warm + load.steps + rollout.staleness
-    learner = _learner(acting, load, device, steps)
+    learner = _learner(acting, device, steps)
     timeline = Timeline(_SPANS)
     moving = select(optimizer_of(_learning(acting), steps), acting.params)[1]
     weights = Weights(jax.device_put(acting.params, device), trained=moving)
@@ -187,7 +157,7 @@ def run_mode(
         HostSystem(
             [slots],
             [Inference(acting.actor, partial(jax.device_put, device=jax.local_devices()[0]))],
-            _Adding(learner),
+            HostLearner(learner),
             weights,
             lambda ticket: draw_start(0, ticket, slots.spec.tasks, seeds),
             lambda tickets: micro_batches(tickets, acting.policy.rows, _OBJECTIVE, load.micro),
@@ -198,16 +168,16 @@ def run_mode(
     )
     (begun, before, _), (ended, after, _) = moments[load.warm - 1], moments[-1 - rollout.staleness]
     counted = [learnt for _, _, learnt in moments[load.warm : len(moments) - rollout.staleness]]
-    return Ran(
-        steps_per_second=sum(learnt.acted for learnt in counted) / (ended - begun),
-        samples_per_second=sum(sum(x.lags.values()) for x in counted) / (ended - begun),
-        lag=max(max(learnt.lags) for learnt in counted),
-        use=after.since(before),
-    )
+    return {
+        "env-steps/s": sum(learnt.acted for learnt in counted) / (ended - begun),
+        "samples/s": sum(sum(x.lags.values()) for x in counted) / (ended - begun),
+        "lag": max(max(learnt.lags) for learnt in counted),
+        **attributed(after.since(before)),
+    }
 
 
 def run_colocated(acting: BenchedPolicy, env: Traceable) -> dict[str, Any]:
-    """Measures what `Ran.row` holds of `rl.device.colocated`. In a step, each environment acts as
+    """Measures what `run_mode` does of `rl.device.colocated`. In a step, each environment acts as
     many chunks as an episode has at most."""
     load, policy = acting.load, acting.policy
     replan_steps, envs = load.rollout.replan_steps, load.rollout.slots or 1
@@ -242,7 +212,7 @@ def _learning(acting: BenchedPolicy) -> LearnerConfig:
     return learner_of(TABLETOP_GRPO, acting.policy.model)
 
 
-def _learner(acting: BenchedPolicy, load: BenchedRun, device: Any, steps: int) -> FlowLearner:
+def _learner(acting: BenchedPolicy, device: Any, steps: int) -> FlowLearner:
     learning = _learning(acting)
     optimizer, mesh = optimizer_of(learning, steps), make_mesh(devices=[device])
     params = jax.device_put(acting.params, device)
@@ -252,17 +222,3 @@ def _learner(acting: BenchedPolicy, load: BenchedRun, device: Any, steps: int) -
     observe = partial(flow_policy.observe, acting.policy.model)
     epochs, parts = learning.epochs, learning.minibatches
     return FlowLearner(log_prob, state, optimizer, _OBJECTIVE, epochs, parts, mesh, observe)
-
-
-class _Adding:
-    """`rl.host.loop.Learner` of micro-batches."""
-
-    def __init__(self, learner: FlowLearner) -> None:
-        self._learner, self.update = learner, learner.update
-
-    @property
-    def params(self) -> Any:
-        return self._learner.state.params
-
-    def add(self, part: MicroBatch) -> None:
-        self._learner.add(part.experience, part.tickets)

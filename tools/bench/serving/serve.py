@@ -1,7 +1,6 @@
 """Requests per second of one server that batches over 8 clients, compared with the same server
 answering one at a time; and the seconds of its start (`start`, see `serving.start`). With `--width
-real`, only the start is measured, of π0.5 as released: saved in bfloat16, in which a GPU computes;
-a CPU does so in float32.
+real`, only the start is measured, of π0.5 as released.
 
 Both serve the same policy over websockets in this process; rounds alternate, and the clients, which
 send the next request as soon as they are answered, are a process of their own.

@@ -1,15 +1,13 @@
 """Steps and pictures per second of every simulation backend, compared with C MuJoCo
 (`mujoco.rollout`) and its renderer on the same models at the same picture size.
 
-A step is a control step of the environment, which is several of the simulator's steps; C MuJoCo is
-counted in the same unit. Everything holds still where it starts. Our pictures are an observation's,
-with 2 x 2 rays per pixel; MuJoCo's are of the first camera alone, with 4 samples per pixel, a sun
-besides its headlight and a shadow map of 512 x 512. `caster` is our ray caster on that camera,
-without and with shadows. On a GPU, batches are larger, the tabletop is also stepped by Warp's
-kernels if they are installed, no suite runs in processes, and the rest is measured even if MuJoCo
-cannot draw. Wall-clock rates are of the whole machine (C's rollout has a thread for each core, its
-renderer only one), those per CPU-second of one core. A benchmark suite's processes have only
-wall-clock rates.
+A step is a control step of the environment, several of the simulator's, for C MuJoCo too; all hold
+still where they start. Our pictures are an observation's, with 2 x 2 rays per pixel; MuJoCo's are
+of the first camera alone, with 4 samples per pixel, a sun besides its headlight and a shadow map of
+512 x 512, and `caster` is our ray caster on that camera, without and with shadows. On a GPU,
+batches are larger, Warp's kernels also step the tabletop, no suite runs in processes, and the rest
+is measured even if MuJoCo cannot draw. Wall-clock rates are of the whole machine (C's rollout has a
+thread for each core, its renderer only one), those per CPU-second of one core.
 """
 
 import math
