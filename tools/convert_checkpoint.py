@@ -17,7 +17,6 @@ import tyro
 
 from models import Policy
 from models.config import to_json
-from models.files.own_file import run_file
 from models.files.terminal import Console, guard_tracebacks
 from models.flow.flow import Solver
 from models.formats import writers
@@ -79,9 +78,7 @@ def main(
       options: facts about the policy that its files do not contain.
     """
     with in_a_line(writing=target):
-        if family is not None:
-            run_file(family)
-        policy = load(source, options, steps=euler_steps, solver=solver, dtype=dtype)
+        policy = load(source, options, steps=euler_steps, solver=solver, dtype=dtype, family=family)
         convert(policy, target, to)
     console, compute = Console(stderr=True), policy.model.config.compute
     if compute.quantized and to != "chiliad":

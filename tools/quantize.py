@@ -26,7 +26,6 @@ import tyro
 
 from data.mixture.recorded import read_pictures, read_recorded
 from models import PackedBatch, Policy
-from models.files.own_file import run_file
 from models.files.terminal import Console, Progress, guard_tracebacks
 from models.layers.calibrated import Moments, calibrated_kernel, watched
 from models.layers.quantized import Kernel, Kind, Rounding
@@ -174,9 +173,7 @@ def main(
             raise ValueError(
                 "--observations needs --calibrate, the dataset that they are taken from."
             )
-        if family is not None:
-            run_file(family)
-        policy = load(source, options, dtype=dtype)
+        policy = load(source, options, dtype=dtype, family=family)
         with Progress(console=console, transient=True) as progress:
             rounding = None
             if calibrate is not None:

@@ -17,7 +17,6 @@ import tyro
 from data import open_dataset
 from data.mixture.mixture import DatasetConfig
 from models import Policy
-from models.files.own_file import run_file
 from models.files.terminal import Console, guard_tracebacks
 from models.flow.flow import Solver
 from tools.command_line.ending import in_a_line
@@ -57,8 +56,6 @@ def main(
       options: facts about the policy that its files do not contain.
     """
     with in_a_line(writing=out):
-        if family is not None:
-            run_file(family)
         if to == "onnx" and dtype not in (None, "float32"):
             raise ValueError(f"dtype is {dtype}, but ONNX is written in float32; leave it out.")
         policy = load(
@@ -67,6 +64,7 @@ def main(
             steps=euler_steps,
             solver=solver,
             dtype="float32" if to == "onnx" else dtype,
+            family=family,
         )
         names = None if data is None else _names(policy, data)
         write(policy, out, to, cameras=sent, batch=batch, names=names)

@@ -10,19 +10,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import tyro
 
 from data.video.video import encode_mp4
 from models import Policy
 from models.checkpoints import digests, own
 from models.checkpoints.remote import local
 from models.config import to_json
-from models.files.own_file import run_file
 from models.files.terminal import Console
-from models.flow.flow import Solver
 from models.flow.realtime_chunking import Chunking
 from parallel.checkpoint import find
 from parallel.monitor.metrics import read_metrics
@@ -44,7 +41,7 @@ from tools.recipes.conditions import (
     evaluate_all,
     perturbations,
 )
-from tools.recipes.policy import PolicyOptions, camera_map, given_options, load
+from tools.recipes.policy import LoadConfig, PolicyOptions, camera_map, given_options
 from tools.serving.remote import RemotePolicy
 from tools.serving.token import read_token
 
@@ -53,7 +50,7 @@ JOURNAL = "episodes.jsonl"
 
 
 @dataclass(frozen=True)
-class EvaluateConfig:
+class EvaluateConfig(LoadConfig):
     """Policy, suite and size of an evaluation."""
 
     checkpoint: Path | None = None
@@ -77,11 +74,6 @@ class EvaluateConfig:
     """Continuation of the previous chunk (docs/chunking.md): none switches to the new chunk, guided
     draws the new chunk towards what was planned, trained gives the committed actions to a policy
     that was trained to continue them."""
-    euler_steps: int | None = None
-    """Steps of the flow sampler; default: each policy's own."""
-    solver: Solver | None = None
-    """Method of the sampler's steps: euler, or the second-order ab2, both with one evaluation per
-    step; default: each policy's own."""
     controls: tuple[Beside, ...] = ()
     """Controls on the same starts: the same network untrained, the suite's scripted expert, the
     policy given another goal, the policy shown images of zeros."""
@@ -95,12 +87,6 @@ class EvaluateConfig:
     """Server to evaluate instead of a checkpoint: ws://HOST:PORT or wss://…, ours or openpi's."""
     token_file: Path | None = None
     """File whose only line is the token that this server requires."""
-    dtype: str | None = None
-    """Dtype of the parameters in memory, such as bfloat16; default: as saved by Chiliad, float32
-    for checkpoints of other codes."""
-    options: Annotated[PolicyOptions, tyro.conf.arg(name="")] = field(default_factory=PolicyOptions)
-    family: Path | None = None
-    """Python file that defines the model's family, if it is not one of ours; the file is run."""
 
 
 def run(config: EvaluateConfig, console: Console) -> dict[str, Evaluation]:
@@ -116,8 +102,6 @@ def run(config: EvaluateConfig, console: Console) -> dict[str, Evaluation]:
 
 
 def _run(config: EvaluateConfig, console: Console) -> dict[str, Evaluation]:
-    if config.family is not None:
-        run_file(config.family)
     suite = load_suite(config.suite)
     with ExitStack() as opened:
         if config.checkpoint is None:
@@ -250,15 +234,7 @@ class _Acting:
 
 
 def _load(checkpoint: Path, config: EvaluateConfig) -> Policy:
-    policy = load(
-        checkpoint,
-        config.options,
-        steps=config.euler_steps,
-        solver=config.solver,
-        dtype=config.dtype,
-        apart=True,
-    )
-    return replace(policy, chunking=config.chunking)
+    return replace(config.load(checkpoint), chunking=config.chunking)
 
 
 def _check(config: EvaluateConfig) -> None:

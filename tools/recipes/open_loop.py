@@ -8,13 +8,12 @@ loop. It reads any dataset and works with any family of models, through `Policy`
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import tyro
 from jaxtyping import Float, Int64, UInt8
 from PIL import Image
 
@@ -26,10 +25,8 @@ from data.video.video import encode_mp4
 from models import Embodiment
 from models.checkpoints import own
 from models.config import to_json
-from models.files.own_file import run_file
 from models.files.terminal import Console, Progress
 from models.files.whole_text import write_whole
-from models.flow.flow import Solver
 from models.inputs.observation import RobotObservation
 from models.requests import Request
 from parallel.runs.atomic import replace_text
@@ -47,7 +44,7 @@ from tools.recipes.bound_recording import (
     opened,
     request,
 )
-from tools.recipes.policy import PolicyOptions, load
+from tools.recipes.policy import LoadConfig
 
 RESULTS, PAGE = "open_loop.json", "report.html"
 
@@ -58,7 +55,7 @@ _GRID = 8
 
 
 @dataclass(frozen=True)
-class OpenLoopConfig:
+class OpenLoopConfig(LoadConfig):
     """Policy, recording and size of an open-loop evaluation."""
 
     data: str
@@ -79,17 +76,6 @@ class OpenLoopConfig:
     """Number of worst episodes to show with video and with what the policy looks at."""
     batch: int = 8
     """Observations per batch."""
-    euler_steps: int | None = None
-    """Steps of the flow sampler; default: the policy's own."""
-    solver: Solver | None = None
-    """Method of the sampler's steps: euler, or the second-order ab2, both with one evaluation per
-    step; default: the policy's own."""
-    dtype: str | None = None
-    """Dtype of the parameters in memory, such as bfloat16; default: as saved by Chiliad, float32
-    for checkpoints of other codes."""
-    options: Annotated[PolicyOptions, tyro.conf.arg(name="")] = field(default_factory=PolicyOptions)
-    family: Path | None = None
-    """Python file that defines the model's family, if it is not one of ours; the file is run."""
     data_format: str = ""
     """Your own format to read the dataset with, path/to/file.py:NAME; the file is run."""
 
@@ -102,20 +88,11 @@ def run(config: OpenLoopConfig, console: Console) -> OpenLoop:
         other, something is not finite, or another run is at work in the folder.
     """
     _check(config)
-    if config.family is not None:
-        run_file(config.family)
     if config.data_format:
         use_format(config.data_format)
     with locked(config.out, console):
         settings, dataset = opened(config.data)
-        policy = load(
-            config.checkpoint,
-            config.options,
-            steps=config.euler_steps,
-            solver=config.solver,
-            dtype=config.dtype,
-            apart=True,
-        )
+        policy = config.load(config.checkpoint)
         recording = bound(policy, settings, dataset)
         episodes, choice = chosen_episodes(config, dataset)
         with Progress(console=console, transient=True) as progress:

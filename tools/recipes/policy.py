@@ -16,6 +16,7 @@ import docstring_parser
 import tyro
 
 from models import Policy, load_policy
+from models.files.own_file import run_file
 from models.flow.flow import Solver
 from models.formats import formats
 
@@ -80,6 +81,28 @@ class PolicyOptions:
 DEFAULTS = PolicyOptions()
 
 
+@dataclass(frozen=True, kw_only=True)
+class LoadConfig:
+    """Base of the configs of commands that load a policy to act with."""
+
+    euler_steps: int | None = None
+    """Steps of the flow sampler; default: each policy's own."""
+    solver: Solver | None = None
+    """Method of the sampler's steps: euler, or the second-order ab2, both with one evaluation per
+    step; default: each policy's own."""
+    dtype: str | None = None
+    """Dtype of the parameters in memory, such as bfloat16; default: as saved by Chiliad, float32
+    for checkpoints of other codes."""
+    family: Path | None = None
+    """Python file that defines the model's family, if it is not one of ours; the file is run."""
+    options: Annotated[PolicyOptions, tyro.conf.arg(name="")] = DEFAULTS
+
+    def load(self, checkpoint: Path) -> Policy:
+        """A checkpoint's policy; raises as the function `load`."""
+        kept = {name: getattr(self, name) for name in ("solver", "dtype", "family")}
+        return load(checkpoint, self.options, steps=self.euler_steps, apart=True, **kept)
+
+
 def given_options(options: PolicyOptions, dtype: str | None = None) -> dict[str, Any]:
     """Options that are not the defaults, as plain data: they decide how a checkpoint's policy
     acts."""
@@ -99,13 +122,19 @@ def load(
     steps: int | None = None,
     solver: Solver | None = None,
     dtype: str | None = None,
+    family: Path | None = None,
     apart: bool = False,
 ) -> Policy:
     """A checkpoint's policy, as the options say; see `load_policy` for the other arguments.
 
+    Args:
+      family: Python file that defines the model's family, if it is not one of ours; it is run.
+
     Raises:
       ValueError, FileNotFoundError: as `load_policy`, or the policy lacks a camera of the map.
     """
+    if family is not None:
+        run_file(family)
     cameras = camera_map(options.cameras)
     policy = load_policy(
         checkpoint,

@@ -15,7 +15,6 @@ import tyro
 from models import Policy
 from models.checkpoints import digests, own
 from models.config import from_json, model_config, to_json
-from models.files.own_file import run_file
 from models.files.terminal import Console
 from parallel.checkpoint import find
 from parallel.evaluations import check_judged
@@ -130,9 +129,7 @@ def _run(
     suite = load_suite(config.rollout.suite)
     tasks = one_group(suite, config.rollout.tasks)
     suite.judged(config.eval_episodes)
-    if paths.family is not None:
-        run_file(paths.family)
-    policy = load(paths.checkpoint, paths.options, solver="euler")
+    policy = load(paths.checkpoint, paths.options, solver="euler", family=paths.family)
     check_policy(policy, config)
     model = policy.model.config.changed(steps=config.flow.steps).build()
     params = jax.tree.map(lambda x: x.astype(np.float32), policy.params)
