@@ -31,10 +31,10 @@ from data.view.view import write_page, write_recording
 from models import Scaling
 from models.files.terminal import Console, guard_tracebacks
 from models.files.whole_text import write_whole
+from tools.command_line.bars import progress, steps
 from tools.command_line.consent import consent
 from tools.command_line.ending import in_a_line
 from tools.command_line.push import PushOptions, licence, own_version, push
-from tools.datasets.bars import progress, steps
 from tools.datasets.browse import browse_command
 from tools.datasets.catalogue import catalogue_command
 from tools.datasets.edit import edit_command
@@ -360,7 +360,7 @@ def fast_command(
             consent=consent(trust, True, console),
         ) as spelling,
     ):
-        fast = trained(spelling, vocabulary, scale, console)
+        fast = trained(spelling, vocabulary, console, scale)
         found = measured(spelling, fast, console)
         robot = spelling.processor.embodiments[0]
         fast.save(out, spelling.processor.horizon, len(robot.actions.offset))

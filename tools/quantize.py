@@ -192,11 +192,7 @@ def main(
 def _calibrated(
     policy: Policy, data: str, observations: int, progress: Progress, pattern: str
 ) -> Rounding:
-    acting = progress.add_task("Acting on recorded observations", total=None)
-
-    def acted(done: int, total: int) -> None:
-        progress.update(acting, completed=done, total=total)
-
+    acted = progress.bar("Acting on recorded observations")
     moments = recorded_moments(policy, pattern, data, observations, acted)
     kernels = progress.add_task("Rounding kernels", total=len(moments))
 

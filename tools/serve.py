@@ -141,10 +141,10 @@ def run(config: ServeConfig, console: Console) -> int:
             keep_compiled()
             engine = opened.enter_context(_engine(config, metrics))
             with Progress(console=console, transient=True) as progress:
-                task = progress.add_task("Compiling", total=None)
+                bar = progress.bar("Compiling")
 
                 def show(done: int, of: int) -> None:
-                    progress.update(task, completed=done, total=of)
+                    bar(done, of)
                     report(done, of)
 
                 (engine.warm if config.whole_start else engine.start)(show)

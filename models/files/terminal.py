@@ -10,7 +10,7 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, TypeVar
@@ -98,6 +98,11 @@ class Progress(rich.progress.Progress):
         disable = options.pop("disable", False) or unseen
         super().__init__(*columns, console=console, disable=disable, **options)
 
+    def bar(self, what: str) -> Callable[[int, int], None]:
+        """Adds a bar; returns the function that moves it, called with (done, total)."""
+        task = self.add_task(what, total=None)
+        return lambda done, total: self.update(task, completed=done, total=total)
+
     def stop(self) -> None:
         """Stops drawing, with the bars in their current state; rich itself leaves a notebook's bars
         as last drawn."""
@@ -112,10 +117,17 @@ class Progress(rich.progress.Progress):
         return TextColumn("{task.description}", "progress.description"), *others
 
 
-def track(values: Iterable[Value], doing: str, *, console: Console) -> Iterator[Value]:
+def track(
+    values: Iterable[Value],
+    doing: str,
+    *,
+    console: Console,
+    total: int | None = None,
+    transient: bool = False,
+) -> Iterator[Value]:
     """Yields the values and draws a bar that shows how many have been taken."""
-    with Progress(console=console) as progress:
-        yield from progress.track(values, description=doing)
+    with Progress(console=console, transient=transient) as progress:
+        yield from progress.track(values, total, description=doing)
 
 
 class _Harmless(logging.Filter):

@@ -10,8 +10,8 @@ from data.dataset import use_format
 from data.statistics.idle import IdleLimits
 from data.view.browse import write_browser
 from models.files.terminal import Console
+from tools.command_line.bars import steps
 from tools.command_line.ending import in_a_line
-from tools.datasets.bars import steps
 
 BrowsedPath = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
 _LIMITS = IdleLimits()

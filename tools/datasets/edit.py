@@ -13,8 +13,8 @@ from data.errors import DatasetError
 from data.files.partial import partial_of
 from data.video.encoding import Codec, VideoEncoding
 from models.files.terminal import Console
+from tools.command_line.bars import progress
 from tools.command_line.ending import in_a_line
-from tools.datasets.bars import progress
 from tools.datasets.place import ALONE, LakeOptions, lake
 from tools.datasets.versions import absolute
 

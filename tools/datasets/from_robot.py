@@ -22,8 +22,8 @@ from data.lerobot.writer import DatasetWriter
 from data.statistics.difference import DELTA_T
 from data.video.encoding import even
 from models.files.terminal import Console
+from tools.command_line.bars import progress
 from tools.command_line.ending import in_a_line
-from tools.datasets.bars import progress
 
 SeenPath = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SEEN")]
 OutPath = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]

@@ -15,8 +15,8 @@ from data.statistics.idle import IdleFrames, IdleLimits, find_idle, to_json
 from data.view.idle_page import write_idle_page
 from models.files.terminal import Console
 from models.files.whole_text import write_whole
+from tools.command_line.bars import steps
 from tools.command_line.ending import in_a_line
-from tools.datasets.bars import steps
 from tools.datasets.shown import table
 
 IdlePath = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]

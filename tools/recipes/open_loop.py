@@ -96,13 +96,8 @@ def run(config: OpenLoopConfig, console: Console) -> OpenLoop:
         recording = bound(policy, settings, dataset)
         episodes, choice = chosen_episodes(config, dataset)
         with Progress(console=console, transient=True) as progress:
-            bar = progress.add_task("Predicting", total=None)
-            result, shown = evaluate_recording(
-                config,
-                recording,
-                episodes,
-                lambda done, total: progress.update(bar, completed=done, total=total),
-            )
+            predicting = progress.bar("Predicting")
+            result, shown = evaluate_recording(config, recording, episodes, predicting)
         about = {"data": config.data, "checkpoint": str(config.checkpoint), "episodes": choice}
         text = json.dumps(about | {"result": result.to_json()}, indent=2) + "\n"
         replace_text(config.out / RESULTS, text)

@@ -5,7 +5,7 @@ Slow work (the check, the frame store and statistics) is done once per content a
 `store` folder.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -255,11 +255,6 @@ def _scalings(robot: RobotConfig, config: RunConfig) -> Scalings:
     )
 
 
-def _bar(progress: Progress, what: str) -> Callable[[int, int], None]:
-    task = progress.add_task(what, total=None)
-    return lambda done, total: progress.update(task, completed=done, total=total)
-
-
 def known(dataset: Dataset | Store) -> Known:
     """Metadata of a dataset, by which a mixture is resolved."""
     if isinstance(dataset, Store):
@@ -295,7 +290,7 @@ def _decoded(
         exact = encoding == "direct-exact"
         return open_direct(dataset, fit.size, cache, fit.kind, exact, fits)
     with Progress(console=console, transient=True) as progress:
-        decoding, comparing = (_bar(progress, w) for w in ("Decoding frames", "Comparing columns"))
+        decoding, comparing = map(progress.bar, ("Decoding frames", "Comparing columns"))
         every = 1 if form.observed.pictures else config.every
         return cached_store(
             *(dataset, fit.size, encoding, cache, decoding, comparing, fit.kind, every, fits)
