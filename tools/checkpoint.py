@@ -71,7 +71,7 @@ def ls_command(run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar=
         loss = losses.get(number - 1)
         table.add_row(
             entry.name,
-            _bytes(sum(size for _, size in _sizes(entry))),
+            _bytes(sum(_sizes(entry))),
             _age(time.time() - entry.stat().st_mtime),
             "" if loss is None else f"{loss:.4g}",
             status,
@@ -100,12 +100,12 @@ def verify_command(
         with console.status(f"Reading {at}"):
             found = digests.damage(at)
         damaged += bool(found)
-        sizes = [size for _, size in _sizes(at)]
+        sizes = _sizes(at)
         told = f"{len(sizes)} files, {_bytes(sum(sizes))}, {time.perf_counter() - begin:.1f} s"
         state = Text("damaged", "red") if found else Text("good")
-        console.print(f"{at}: ", state, f" ({told})", sep="", soft_wrap=True)
+        console.say(f"{at}: ", state, f" ({told})", sep="")
         for sentence in found:
-            console.print(f"  {sentence}", soft_wrap=True)
+            console.say(f"  {sentence}")
     sys.exit(1 if damaged else 0)
 
 
@@ -140,7 +140,7 @@ def diff_command(
         if configs[0].get(name, "absent") != configs[1].get(name, "absent")
     ]
     for line in lines:
-        console.print(line, soft_wrap=True)
+        console.say(line)
     console.print(
         f"{len(differences)} of {len(names)} arrays and {len(lines)} fields of the config differ."
     )
@@ -205,7 +205,7 @@ def export_command(
     for name in ("config", "assets"):
         (out / f"{name}.json").write_text(json.dumps(own.read_json(path, name), indent=2) + "\n")
     files = len(split.filename_to_tensors)
-    console.print(f"{out}: {which} of step {path.name} in {files} files.", soft_wrap=True)
+    console.say(f"{out}: {which} of step {path.name} in {files} files.")
 
 
 @app.command(name="seal")
@@ -222,7 +222,7 @@ def seal_command(path: Where) -> None:
             f"{path} already has digests; run `verify` to compare its files with them."
         )
     digests.write_digests(path, digests.digest_files(path, digests.names(path)))
-    Console().print(f"{path / digests.NAME}: written.", soft_wrap=True)
+    Console().say(f"{path / digests.NAME}: written.")
 
 
 @app.command(name="push")
@@ -266,7 +266,7 @@ def push_command(
             scores = _evaluations(found.parent.parent)
         card = model_card(url, kind, config, step, scores, own_version(), dataset)
         page = push(folder, names, url, card, options, kind="model")
-    console.print(f"Pushed {path} to {page}; load it with load_policy('{url}').", soft_wrap=True)
+    console.say(f"Pushed {path} to {page}; load it with load_policy('{url}').")
 
 
 def _stage(found: Path, folder: Path, whole: bool) -> None:
@@ -366,9 +366,8 @@ def _number(entry: Path) -> int:
     return int(digits) if digits.isdigit() else -1
 
 
-def _sizes(folder: Path) -> list[tuple[Path, int]]:
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return [(path, path.stat().st_size) for path in files]
+def _sizes(folder: Path) -> list[int]:
+    return [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
 
 
 def _bytes(count: float) -> str:

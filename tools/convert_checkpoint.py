@@ -82,13 +82,12 @@ def main(
         convert(policy, target, to)
     console, compute = Console(stderr=True), policy.model.config.compute
     if compute.quantized and to != "chiliad":
-        console.print(
+        console.say(
             f"Kernels at {compute.quantized!r} were quantised to {compute.quantized_kind}; they "
             "were written as f32 with the same values, and their adapters were merged into "
             "them.",
-            soft_wrap=True,
         )
-    console.print(f"Wrote {target} ({to}).", soft_wrap=True)
+    console.say(f"Wrote {target} ({to}).")
 
 
 def _write_own(policy: Policy, target: Path) -> None:

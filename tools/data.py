@@ -98,7 +98,7 @@ def validate_command(
             colour = "red" if problem.severity == "error" else "yellow"
             table.add_row(Text(problem.severity, colour), problem.message)
         console.print(table)
-    console.print(f"{errors} errors, {len(problems) - errors} warnings in {path}.", soft_wrap=True)
+    console.say(f"{errors} errors, {len(problems) - errors} warnings in {path}.")
     sys.exit(1 if errors else 0)
 
 
@@ -112,7 +112,7 @@ def checksums_command(path: DatasetPath) -> None:
     """
     open_dataset(path)
     write_checksums(Path(path))
-    Console().print(f"{Path(path) / CHECKSUMS}: written.", soft_wrap=True)
+    Console().say(f"{Path(path) / CHECKSUMS}: written.")
 
 
 @app.command(name="verify")
@@ -137,8 +137,8 @@ def verify_command(path: StorePath) -> None:
     with progress("Verifying", "MB") as report:
         found = list(damaged(folder, lambda done, total: report(done // 10**6, total // 10**6)))
     for error in found:
-        console.print(f"{error}", soft_wrap=True)
-    console.print(f"{len(found)} damaged files in {path}.", soft_wrap=True)
+        console.say(f"{error}")
+    console.say(f"{len(found)} damaged files in {path}.")
     sys.exit(1 if found else 0)
 
 
@@ -176,7 +176,7 @@ def stats_command(
         show_statistics(console, of_path[path], dataset)
     for robot, group in robots.items():
         if len(group) > 1:
-            console.print(f"{robot}: {', '.join(group)} together", soft_wrap=True)
+            console.say(f"{robot}: {', '.join(group)} together")
             show_statistics(console, of_robot[robot], datasets[group[0]])
     if json_file is not None:
         plain = {path: _plain(stats) for path, stats in of_path.items()}
@@ -230,10 +230,10 @@ def view_command(
     if out is not None or rerun is None:
         out = out or Path(f"episode-{episode}.html")
         write_page(dataset, episode, out)
-        console.print(f"{out}: open it in a browser.", soft_wrap=True)
+        console.say(f"{out}: open it in a browser.")
     if rerun is not None:
         write_recording(dataset, episode, rerun)
-        console.print(f"{rerun}: open it with `rerun {rerun}`.", soft_wrap=True)
+        console.say(f"{rerun}: open it with `rerun {rerun}`.")
 
 
 @app.command(name="convert")
@@ -275,7 +275,7 @@ def convert_command(
         with in_a_line(writing=out), made as note, progress("Copying") as report:
             upgraded = upgrade(absolute(path), out, progress=report)
             note(out)
-        console.print(f"{out}: LeRobot v3.0, {upgraded.num_frames} frames.", soft_wrap=True)
+        console.say(f"{out}: LeRobot v3.0, {upgraded.num_frames} frames.")
         return
     threads = running(in_threads(workers)) if workers and not options.chosen else nullcontext()
     kept = "The finished part of the store is kept; run the same command again to continue."
@@ -283,9 +283,7 @@ def convert_command(
         dataset = open_dataset(absolute(path))
         store = build_store(dataset, out, image_size, encoding, report, resize)
         note(out)
-    console.print(
-        f"{out}: {store.lengths.sum()} frames of {len(store.cameras)} cameras.", soft_wrap=True
-    )
+    console.say(f"{out}: {store.lengths.sum()} frames of {len(store.cameras)} cameras.")
 
 
 @app.command(name="push")
@@ -313,7 +311,7 @@ def push_command(
     card = dataset_card(url, kind, dataset, own_version())
     tag = str(json.loads(info.read_bytes())["codebase_version"])
     page = push(path, names, url, card, options, kind="dataset", tag=tag)
-    console.print(f"Pushed {path} to {page}; train on it with --data {url}.", soft_wrap=True)
+    console.say(f"Pushed {path} to {page}; train on it with --data {url}.")
 
 
 @app.command(name="fast")
@@ -364,12 +362,10 @@ def fast_command(
         found = measured(spelling, fast, console)
         robot = spelling.processor.embodiments[0]
         fast.save(out, spelling.processor.horizon, len(robot.actions.offset))
-    console.print(
+    console.say(
         f"{out}: {fast.size} tokens. A chunk of {found.values} numbers takes {found.tokens:.1f} "
         f"(at most {found.longest}), {found.compression:.1f} numbers to a token; decoded, it is "
         f"{found.error:.4f} off in normalised units (RMS over {found.chunks} chunks).",
-        soft_wrap=True,
-        highlight=False,
     )
 
 

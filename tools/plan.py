@@ -382,7 +382,7 @@ def _details(best: dict[str, Any], console: Console) -> None:
         )
     minutes = best["save_every_seconds"] / 60
     lines.append(f"Save every {minutes:.0f} min; goodput {best['goodput']:.1%}.")
-    console.print("\n".join(lines), highlight=False)
+    console.print("\n".join(lines))
 
 
 def _check_path(option: str, path: Path | None, *endings: str) -> None:

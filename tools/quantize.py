@@ -182,10 +182,9 @@ def main(
             small = quantize(policy, kernels, kind, activations, rounding)
         error = action_error(policy, small, random_batch(policy.model.config, rows=1, samples=1))
         convert(small, target, "chiliad")
-    console.print(
+    console.say(
         f"Wrote {target}: {size(policy.params):,} bytes became {size(small.params):,}; on a random "
         f"observation actions differ by {error:.2%}.",
-        soft_wrap=True,
     )
 
 

@@ -121,7 +121,7 @@ def run(config: ServeConfig, console: Console) -> int:
     """
     if (config.checkpoint is None) == (config.replay is None):
         raise ValueError("Give either --checkpoint, or --replay with a dataset.")
-    token, tls = _token(config), _tls(config)
+    token, tls = read_token(config.token_file), _tls(config)
     reserve_descriptors(config.limits)
     for line in exposed(config):
         console.print(line)
@@ -218,12 +218,6 @@ async def _serve(
         prepare=prepare,
         ready=ready,
     )
-
-
-def _token(config: ServeConfig) -> str | None:
-    if config.token_file is None:
-        return None
-    return read_token(config.token_file)
 
 
 def _tls(config: ServeConfig) -> ssl.SSLContext | None:

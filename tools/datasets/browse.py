@@ -47,8 +47,7 @@ def browse_command(
     with in_a_line(kept, writing=out), steps() as report:
         counts = write_browser(dataset, out, report, against=other, limits=limits, columns=columns)
     said = ", ".join(f"{count} {mark}" for mark, count in counts.items() if count)
-    console.print(
+    console.say(
         f"{out / 'index.html'}: {len(dataset.lengths)} episodes ({said or 'none is odd'}); open it "
         "in a browser.",
-        soft_wrap=True,
     )

@@ -113,7 +113,7 @@ def edit_command(
         for name in plans:
             note(out / name)
     for name, plan in plans.items():
-        console.print(f"{out / name}: {_said(plan)}", soft_wrap=True)
+        console.say(f"{out / name}: {_said(plan)}")
     if in_place:
         console.print(f"{out}.old is the dataset as it was; delete it when you no longer need it.")
 

@@ -117,7 +117,7 @@ def from_robot_command(seen: SeenPath, out: OutPath) -> None:
     with in_a_line(writing=out), progress("Writing", "episodes") as report:
         for done in write_robot_dataset(seen, out):
             report(done, total)
-    Console().print(f"{out}: {total} episodes.", soft_wrap=True)
+    Console().say(f"{out}: {total} episodes.")
 
 
 def _picture(stored: Any) -> UInt8[np.ndarray, "_h _w 3"]:

@@ -55,10 +55,9 @@ def idle_command(
     total = int(dataset.lengths.sum())
     counts = [sum(int(mask.sum()) for mask in masks) for masks in _masks(found)]
     shares = [f"{count} frames ({100 * count / total:.1f} %)" for count in counts]
-    console.print(
+    console.say(
         f"{path}: {shares[0]} still (within {100 * still:g} % of each dimension's range for "
         f"{seconds:g} s or more); {shares[1]} doubled (the same values as the frame before).",
-        soft_wrap=True,
     )
     if json_file is not None:
         with in_a_line():
@@ -67,7 +66,7 @@ def idle_command(
     if plot is not None:
         with in_a_line():
             write_idle_page(dataset, limits, found, plot)
-        console.print(f"{plot}: open it in a browser.", soft_wrap=True)
+        console.say(f"{plot}: open it in a browser.")
 
 
 def _masks(found: list[IdleFrames]) -> tuple[list[np.ndarray], list[np.ndarray]]:

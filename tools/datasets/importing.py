@@ -52,10 +52,9 @@ def import_command(
                 raise
             raise ValueError(f"{error} {kept}") from None
         note(out)
-    console.print(
+    console.say(
         f"{out}: LeRobot v3.0, {found.episodes} episodes, {found.frames} frames of "
         f"{found.recordings} recordings"
         + f"; gaps of {found.left_out:.1f} s in all were cut out" * (found.left_out > 0)
         + ".",
-        soft_wrap=True,
     )

@@ -21,13 +21,12 @@ _MOST_SHOWN = 1000
 
 def show_dataset(console: Console, path: str, dataset: Dataset) -> None:
     """Size, rate and cameras, and how many episodes begin with each task."""
-    console.print(
+    console.say(
         Text(path, "bold"),
         f": {robot_of(dataset)}, {len(dataset.lengths)} episodes, "
         f"{dataset.lengths.sum()} frames at {dataset.fps} fps, "
         f"cameras {', '.join(dataset.cameras) or 'none'}",
         sep="",
-        soft_wrap=True,
     )
     tasks = table(Column("Episodes", justify="right"), "Task")
     runs = dataset.runs
@@ -105,7 +104,7 @@ def show_difference(console: Console, found: RecordingDifference) -> None:
     console.print(ranges)
     console.print()
     for finding in found.findings:
-        console.print(Text("differs", "yellow"), Text(finding), soft_wrap=True)
+        console.say(Text("differs", "yellow"), Text(finding))
     console.print(f"{len(found.findings)} differences that matter.")
 
 

@@ -87,9 +87,7 @@ def _name(path: str) -> str:
 
 def _bytes(path: str) -> int:
     """Bytes of all files of a dataset."""
-    if "://" not in path:
-        return sum(file.stat().st_size for file in Path(path).rglob("*") if file.is_file())
-    if path.startswith("hf://"):
-        folder = open_folder(path)
-        return sum(map(folder.size, folder.list("**/*")))
-    return sum(file.size for file in Bucket(path).list().values())
+    if "://" in path and not path.startswith("hf://"):
+        return sum(file.size for file in Bucket(path).list().values())
+    folder = open_folder(path)
+    return sum(map(folder.size, folder.list("**/*")))

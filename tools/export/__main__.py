@@ -69,7 +69,7 @@ def main(
         names = None if data is None else _names(policy, data)
         write(policy, out, to, cameras=sent, batch=batch, names=names)
     size = sum(file.stat().st_size for file in out.iterdir()) / 2**20
-    Console(stderr=True).print(f"Wrote {out} ({to}, {size:,.0f} MiB).", soft_wrap=True)
+    Console(stderr=True).say(f"Wrote {out} ({to}, {size:,.0f} MiB).")
 
 
 def _names(policy: Policy, data: str) -> dict[str, Any]:

@@ -25,8 +25,12 @@ def _plain(operator: str, w: Writer, equation: Any, *x: Value, **how: Any) -> No
     return w.add(operator, x, *_like(equation), **how)
 
 
-def _same(w: Writer, equation: Any, x: Value) -> Value:
-    return x
+def _in_turn(first: str, then: str, w: Writer, equation: Any, *x: Value) -> Node:
+    return _plain(then, w, equation, _plain(first, w, equation, *x))
+
+
+def _same(w: Writer, equation: Any, *x: Value) -> list[Value]:
+    return list(x)
 
 
 def _bool(w: Writer, equation: Any, *x: Value, logical: str, bitwise: str) -> Node:
@@ -58,10 +62,6 @@ def _cast(w: Writer, x: Value, dtype: Any) -> Value:
     return w.add("Cast", [x], x.shape, dtype, to=kind(dtype))
 
 
-def _barrier(w: Writer, equation: Any, *x: Value) -> list[Value]:
-    return list(x)
-
-
 def _reshape(w: Writer, equation: Any, x: Value) -> Value:
     return _reshaped(w, x, _like(equation)[0])
 
@@ -90,11 +90,6 @@ def _iota(w: Writer, equation: Any) -> Value:
     return w.add("Expand", [line, np.array(shape, np.int64)], shape, line.dtype)
 
 
-def _compared(w: Writer, equation: Any, x: Value, y: Value) -> Node:
-    equal = w.add("Equal", [x, y], *_like(equation))
-    return w.add("Not", [equal], *_like(equation))
-
-
 def _reduced(operator: str, w: Writer, equation: Any, x: Value) -> Value:
     (shape, dtype), axes = _like(equation), np.array(equation.params["axes"], np.int64)
     if not len(axes):
@@ -112,38 +107,30 @@ def _extreme(operator: str, w: Writer, equation: Any, x: Value) -> Value:
 
 
 def _square(w: Writer, equation: Any, x: Value) -> Node:
-    return w.add("Mul", [x, x], *_like(equation))
-
-
-def _rsqrt(w: Writer, equation: Any, x: Value) -> Node:
-    return w.add("Reciprocal", [w.add("Sqrt", [x], *_like(equation))], *_like(equation))
+    return _plain("Mul", w, equation, x, x)
 
 
 def _log1p(w: Writer, equation: Any, x: Value) -> Node:
-    return w.add(
-        "Log", [w.add("Add", [x, np.ones((), x.dtype)], *_like(equation))], *_like(equation)
-    )
+    return _in_turn("Add", "Log", w, equation, x, np.ones((), x.dtype))
 
 
 def _integer_pow(w: Writer, equation: Any, x: Value) -> Node:
-    power = equation.params["y"]
-    return w.add("Pow", [x, np.asarray(power, x.dtype)], *_like(equation))
+    return _plain("Pow", w, equation, x, np.asarray(equation.params["y"], x.dtype))
 
 
 def _round(w: Writer, equation: Any, x: Value) -> Node:
     if equation.params["rounding_method"] != jax.lax.RoundingMethod.TO_NEAREST_EVEN:
         raise ValueError("ONNX can only round halves to even numbers; export to stablehlo.")
-    return w.add("Round", [x], *_like(equation))
+    return _plain("Round", w, equation, x)
 
 
 def _finite(w: Writer, equation: Any, x: Value) -> Node:
-    shape, dtype = _like(equation)
-    odd = [w.add(operator, [x], shape, dtype) for operator in ("IsNaN", "IsInf")]
-    return w.add("Not", [w.add("Or", odd, shape, dtype)], shape, dtype)
+    odd = [_plain(operator, w, equation, x) for operator in ("IsNaN", "IsInf")]
+    return _in_turn("Or", "Not", w, equation, *odd)
 
 
 def _clamp(w: Writer, equation: Any, low: Value, x: Value, high: Value) -> Node:
-    return w.add("Min", [w.add("Max", [x, low], *_like(equation)), high], *_like(equation))
+    return _plain("Min", w, equation, _plain("Max", w, equation, x, low), high)
 
 
 def _select(w: Writer, equation: Any, which: Value, *cases: Value) -> Node:
@@ -235,14 +222,8 @@ def _product(w: Writer, equation: Any, x: Value, y: Value) -> Value:
     x_free = [i for i in range(len(x.shape)) if i not in (*x_sum, *x_rows)]
     y_free = [i for i in range(len(y.shape)) if i not in (*y_sum, *y_rows)]
     rows = [x.shape[i] for i in x_rows]
-    many, summed, wide = (
-        prod(sizes)
-        for sizes in (
-            [x.shape[i] for i in x_free],
-            [x.shape[i] for i in x_sum],
-            [y.shape[i] for i in y_free],
-        )
-    )
+    many, summed = (prod(x.shape[i] for i in axes) for axes in (x_free, x_sum))
+    wide = prod(y.shape[i] for i in y_free)
     left = _transposed(w, _cast(w, x, dtype), [*x_rows, *x_free, *x_sum])
     right = _transposed(w, _cast(w, y, dtype), [*y_rows, *y_sum, *y_free])
     pair = [_reshaped(w, left, [*rows, many, summed]), _reshaped(w, right, [*rows, summed, wide])]
@@ -380,7 +361,8 @@ def _scanned(params: Any, operands: Sequence[Value]) -> tuple[Sequence[Value], .
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(
-        ("name", "stop_gradient", "copy", "copy_p", "sharding_constraint", "reduce_precision"),
+        ("name", "stop_gradient", "copy", "copy_p", "sharding_constraint", "reduce_precision",
+         "optimization_barrier"),
         _same,
     ),
     **{
@@ -423,13 +405,12 @@ RULES: dict[str, Rule] = {
     "iota": _iota,
     "is_finite": _finite,
     "log1p": _log1p,
-    "ne": _compared,
-    "optimization_barrier": _barrier,
+    "ne": partial(_in_turn, "Equal", "Not"),
     "pad": _pad,
     "reshape": _reshape,
     "rev": _reversed,
     "round": _round,
-    "rsqrt": _rsqrt,
+    "rsqrt": partial(_in_turn, "Sqrt", "Reciprocal"),
     "scan": _scan,
     "select_n": _select,
     "slice": _slice,

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ class _Abandoned(Exception):
     pass
 
 
-class ClosedLoop:
+class ClosedLoop(AbstractContextManager["ClosedLoop"]):
     """Runs evaluations; use it as a context manager. The end of the block waits for the last
     evaluation; an error or `abandon` ends that evaluation with its current episode.
 
@@ -107,9 +107,6 @@ class ClosedLoop:
     def abandon(self) -> None:
         """Gives up the evaluation that is running."""
         self._abandoned.set()
-
-    def __enter__(self) -> "ClosedLoop":
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:

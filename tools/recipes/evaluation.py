@@ -21,7 +21,6 @@ from models.checkpoints.remote import local
 from models.config import to_json
 from models.files.terminal import Console
 from models.flow.realtime_chunking import Chunking
-from parallel.checkpoint import find
 from parallel.monitor.metrics import read_metrics
 from parallel.runs.atomic import replace_text
 from parallel.runs.json_lines import set_damage_aside
@@ -41,7 +40,13 @@ from tools.recipes.conditions import (
     evaluate_all,
     perturbations,
 )
-from tools.recipes.policy import LoadConfig, PolicyOptions, camera_map, given_options
+from tools.recipes.policy import (
+    LoadConfig,
+    PolicyOptions,
+    camera_map,
+    given_options,
+    own_checkpoint,
+)
 from tools.serving.remote import RemotePolicy
 from tools.serving.token import read_token
 
@@ -222,13 +227,15 @@ class _Acting:
 
     @classmethod
     def of(cls, checkpoint: Path, policy: Policy) -> "_Acting":
-        config = _config_of(checkpoint, policy)
-        return cls(policy, str(checkpoint), _identity(checkpoint), _run_folder(checkpoint), config)
+        name, identity = str(checkpoint), _identity(checkpoint)
+        if (found := own_checkpoint(checkpoint)) is None:
+            return cls(policy, name, identity, None, {"model": to_json(policy.model.config)})
+        return cls(policy, name, identity, found.parent.parent, own.read_json(found, "config"))
 
     @classmethod
     def behind(cls, policy: RemotePolicy, console: Console) -> "_Acting":
         says = json.dumps(policy.metadata, sort_keys=True, default=str)
-        console.print(f"The server at {policy.url} describes itself as {says}", soft_wrap=True)
+        console.say(f"The server at {policy.url} describes itself as {says}")
         identity = f"{policy.url}, {zlib.crc32(says.encode()):08x}"
         return cls(policy, policy.url, identity, None, {"server": json.loads(says)})
 
@@ -267,30 +274,13 @@ def _check(config: EvaluateConfig) -> None:
 
 
 def _remote(config: EvaluateConfig) -> RemotePolicy:
-    token = None if config.token_file is None else read_token(config.token_file)
+    token = read_token(config.token_file)
     return RemotePolicy(str(config.policy), token, camera_map(config.options.cameras))
-
-
-def _is_own(checkpoint: Path) -> bool:
-    try:
-        return digests.is_sealed(find(checkpoint))
-    except FileNotFoundError:
-        return False
 
 
 def _identity(checkpoint: Path) -> str:
     """Text that is the same for the same parameters, wherever a checkpoint of ours lies."""
-    if not _is_own(checkpoint):
+    found = own_checkpoint(checkpoint)
+    if found is None:
         return str(checkpoint.resolve())
-    found = find(checkpoint)
     return f"step {found.name}, {zlib.crc32((found / digests.NAME).read_bytes()):08x}"
-
-
-def _run_folder(checkpoint: Path) -> Path | None:
-    return find(checkpoint).parent.parent if _is_own(checkpoint) else None
-
-
-def _config_of(checkpoint: Path, policy: Policy) -> Mapping[str, Any]:
-    if _is_own(checkpoint):
-        return own.read_json(checkpoint, "config")
-    return {"model": to_json(policy.model.config)}

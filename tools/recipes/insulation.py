@@ -220,10 +220,9 @@ def _with_fast(
         if not kept.is_dir():
             _train_into(kept, spelling, min(VOCABULARY, room), console)
         fast = Fast.load(kept)
-        console.print(
+        console.say(
             f"FAST tokenizer of {fast.size} tokens trained on the training episodes' chunks: "
             f"{kept}",
-            soft_wrap=True,
         )
     top = last_free(config.model.vocabulary, processor.tokenizer)
     if before is not None and begun is not None and begun.targets is not None:

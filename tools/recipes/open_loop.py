@@ -117,7 +117,7 @@ def run(config: OpenLoopConfig, console: Console) -> OpenLoop:
     for name, errors in result.errors.items():
         console.print(f"  {name}: {errors.mean:.3g}")
     for finding in result.findings():
-        console.print(f"  {finding}", soft_wrap=True, markup=False)
+        console.say(f"  {finding}")
     console.print(f"Report: {config.out / PAGE}")
     return result
 

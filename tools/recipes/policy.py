@@ -16,6 +16,7 @@ import docstring_parser
 import tyro
 
 from models import Policy, load_policy
+from models.checkpoints import digests, own
 from models.files.own_file import run_file
 from models.flow.flow import Solver
 from models.formats import formats
@@ -101,6 +102,16 @@ class LoadConfig:
         """A checkpoint's policy; raises as the function `load`."""
         kept = {name: getattr(self, name) for name in ("solver", "dtype", "family")}
         return load(checkpoint, self.options, steps=self.euler_steps, apart=True, **kept)
+
+
+def own_checkpoint(path: Path) -> Path | None:
+    """The checkpoint of ours, with digests, that `own.find` finds at a path; None if there is
+    none."""
+    try:
+        found = own.find(path)
+    except FileNotFoundError:
+        return None
+    return found if digests.is_sealed(found) else None
 
 
 def given_options(options: PolicyOptions, dtype: str | None = None) -> dict[str, Any]:

@@ -280,7 +280,7 @@ def _decoded(
     """
     _check_columns(config, dataset.features, run)
     for warning in _checked(config.path, dataset.digest, cache, console):
-        console.print(f"warning: {warning}", highlight=False)
+        console.print(f"warning: {warning}")
     if not form.fits:
         return cached_numbers(dataset, cache)
     fit, encoding = form.fit(0), run.data.encoding

@@ -13,10 +13,9 @@ import numpy as np
 import tyro
 
 from models import Policy
-from models.checkpoints import digests, own
+from models.checkpoints import own
 from models.config import from_json, model_config, to_json
 from models.files.terminal import Console
-from parallel.checkpoint import find
 from parallel.evaluations import check_judged
 from parallel.hooks import Hook
 from parallel.hosts.watchdog import note
@@ -41,7 +40,7 @@ from rl.population.population import (
 from rl.run import RlResult, improve
 from sim.suites import load_suite
 from tools.recipes.closed_loop import ClosedLoop
-from tools.recipes.policy import PolicyOptions, load
+from tools.recipes.policy import PolicyOptions, load, own_checkpoint
 from tools.recipes.presets import ClosedLoopConfig, check_more_steps, check_same
 from tools.recipes.rl_figures import write_curves
 from tools.recipes.rl_population import run_population
@@ -189,14 +188,13 @@ def _run(
             loop.abandon()
     _say_stopped(improved, config, console)
     curves = write_curves(paths.out)
-    console.print(f"Curves: {curves[0]}", soft_wrap=True)
+    console.say(f"Curves: {curves[0]}")
     checkpoints = paths.out / "checkpoints"
     if (best := keep.best_of(own.steps(checkpoints))) is not None:
         rate = 1 - keep.best[best]
-        console.print(
+        console.say(
             f"The best checkpoint is {checkpoints / str(best)}: it succeeded from {rate:.1%} of "
             f"held-out starts.",
-            soft_wrap=True,
         )
     if paths.mirror is not None:
         put_logs(paths.mirror, paths.out)
@@ -216,17 +214,14 @@ def _before_tuning(config: Any, directory: Path) -> Any:
 
 def _say_stopped(ended: RlResult | PopulationResult, config: RlConfig, console: Console) -> None:
     if not ended.finished:
-        console.print(
-            f"Stopped after step {ended.step} of {config.steps}; continue with --resume.",
-            soft_wrap=True,
-        )
+        console.say(f"Stopped after step {ended.step} of {config.steps}; continue with --resume.")
 
 
 def _assets(checkpoint: Path, policy: Policy) -> Any:
     """The policy's processor; for a run of ours, all assets of its checkpoints."""
-    try:
-        if digests.is_sealed(find(checkpoint)):
-            return own.read_json(checkpoint, "assets")
-    except FileNotFoundError:
-        pass
-    return {"processor": to_json(policy.processor)}
+    found = own_checkpoint(checkpoint)
+    return (
+        {"processor": to_json(policy.processor)}
+        if found is None
+        else own.read_json(found, "assets")
+    )

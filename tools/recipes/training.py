@@ -258,7 +258,7 @@ def _run(
         + "."
     )
     if len(sources) > 1:
-        console.print(told_shares(plan, _TOLD_STEPS, config.trainer.steps), soft_wrap=True)
+        console.say(told_shares(plan, _TOLD_STEPS, config.trainer.steps))
     cameras = tuple(robot.cameras for robot in ready.processor.embodiments)
     if config.trainer.keep_best or config.trainer.patience:
         metric = config.trainer.keep_best or HELD_OUT_LOSS
@@ -285,7 +285,9 @@ def _run(
             config.trainer,
             with_groups(config.optimizer, groups_of(model)),
             mesh=mesh,
-            initial=_initial(paths, model, config),
+            initial=None
+            if paths.init is None
+            else partial(begin_from, paths.init, model, seed=seed),
             hooks=[Hook(config.trainer.eval_every, measure) for measure in measures],
             track=paths.track,
         )
@@ -304,10 +306,9 @@ def _scaled_as_begun(
     kept = {name: getattr(saved.data, name) for name in unknown}
     for name, kind in kept.items():
         if getattr(config.data, name) != kind:
-            console.print(
+            console.say(
                 f"This run began before data.{name} was an option; it continues with '{kind}', "
                 f"not '{getattr(config.data, name)}'.",
-                soft_wrap=True,
             )
     return replace(config, data=replace(config.data, **kept))
 
@@ -364,13 +365,6 @@ def _for_robots(paths: Paths, config: RunConfig, begun: Any) -> RunConfig:
         return config
     found = inspect_params(paths.init)
     return replace(config, model=take(found.config, found.format and str(paths.init)))
-
-
-def _initial(paths: Paths, model: Model, config: RunConfig) -> Any:
-    init = paths.init
-    if init is None:
-        return None
-    return lambda like: begin_from(init, model, like, config.trainer.seed)
 
 
 def _held_out_metrics(model: Model, ready: Prepared, config: RunConfig, mesh: Mesh) -> Measure:

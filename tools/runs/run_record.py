@@ -199,15 +199,14 @@ def _read(folder: Path, name: str) -> RunRecord:
 
     def values(file: str | Path) -> dict[str, Any]:
         path = folder / file
-        with suppress(FileNotFoundError):
-            try:
-                if isinstance(found := json.loads(path.read_bytes()), dict):
-                    return found
-                raise ValueError
-            except FileNotFoundError:
-                raise
-            except (OSError, ValueError, RecursionError):
-                damage.append(f"{path} is damaged and was left out.")
+        try:
+            if isinstance(found := json.loads(path.read_bytes()), dict):
+                return found
+            raise ValueError
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, RecursionError):
+            damage.append(f"{path} is damaged and was left out.")
         return {}
 
     origin = {k: v for k, v in values(ORIGIN_NAME).items() if isinstance(v, str)}

@@ -56,7 +56,7 @@ def show_runs(runs: Sequence[RunRecord], console: Console) -> None:
     table.width = whole if whole > console.width else None  # the terminal breaks the lines then
     console.print(table, crop=False)
     for sentence in (sentence for run in runs for sentence in run.damage):
-        console.print(sentence, style="yellow", soft_wrap=True)
+        console.say(sentence, style="yellow")
 
 
 def show_differences(runs: Sequence[RunRecord], console: Console) -> None:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
@@ -29,7 +30,7 @@ from tools.serving.state_range import UNUSUAL, distances, training_range
 log = logger(__name__)
 
 
-class Engine:
+class Engine(AbstractContextManager["Engine"]):
     """Answers requests with `policy`, up to `policy.sizes[-1]` at once.
 
     Args:
@@ -162,9 +163,6 @@ class Engine:
     def close(self) -> None:
         """Returns when all submitted requests are answered."""
         self._batcher.close()
-
-    def __enter__(self) -> "Engine":
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

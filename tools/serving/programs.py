@@ -8,7 +8,6 @@ program is mistaken for another.
 
 import hashlib
 import json
-import os
 import sys
 from dataclasses import dataclass, field
 from functools import cache
@@ -23,6 +22,7 @@ from models import Policy
 from models.config import to_json
 from models.files.terminal import logger
 from models.files.user_cache import user_cache
+from models.files.whole_text import replacing
 
 log = logger(__name__)
 
@@ -100,10 +100,8 @@ class Programs:
                 "this program cannot be saved and is traced at every start: %s", str(error)[:200]
             )
             return flat
-        self.folder.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_bytes(traced.serialize())
-        os.replace(temporary, file)
+        with replacing(file) as partial:
+            partial.write_bytes(traced.serialize())
         return jax.jit(traced.call)
 
 

@@ -15,7 +15,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -150,12 +149,7 @@ class Recorder:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._queue.put(None)
         self._thread.join()
         if self._failed is not None:
@@ -252,7 +246,7 @@ def recording(path: Path, server: PolicyServer, console: Console) -> Iterator[Re
     with Recorder(path) as recorder:
         server.ended.append(lambda client: recorder.end(client.number))
         yield recorder
-    console.print(f"{path}: {recorder.recorded}", soft_wrap=True)
+    console.say(f"{path}: {recorder.recorded}")
 
 
 def recorded(answers: Answers, inputs: Inputs, recorder: Recorder | None) -> Answers:
