@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import tyro
+from flax.traverse_util import flatten_dict
 from huggingface_hub import split_state_dict_into_shards_factory
 from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
@@ -133,7 +134,7 @@ def diff_command(
         table.add_row(*astuple(each)[:3], f"{each.largest:.3g}", f"{relative:.3g}")
     if differences:
         console.print(table)
-    configs = [dict(_leaves(own.read_json(path, "config"))) for path in (first, second)]
+    configs = [flatten_dict(own.read_json(path, "config"), sep=".") for path in (first, second)]
     lines = [
         f"config {name}: {configs[0].get(name, 'absent')} → {configs[1].get(name, 'absent')}"
         for name in sorted(set(configs[0]) | set(configs[1]))
@@ -349,15 +350,6 @@ def _regions(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
     rows = max(1, _PIECE_BYTES // (8 * max(1, int(np.prod(shape[1:])))))
     for start in range(0, shape[0], rows):
         yield (slice(start, min(start + rows, shape[0])),)
-
-
-def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Fields of nested JSON by their path."""
-    if not isinstance(value, dict):
-        yield name, value
-        return
-    for key, part in value.items():
-        yield from _leaves(part, f"{name}.{key}" if name else key)
 
 
 def _number(entry: Path) -> int:

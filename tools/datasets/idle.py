@@ -53,7 +53,7 @@ def idle_command(
         found = list(find_idle(dataset, limits, columns, report))
     _show(console, found)
     total = int(dataset.lengths.sum())
-    counts = [sum(int(mask.sum()) for mask in masks) for masks in _masks(found)]
+    counts = (sum(int(getattr(one, kind).sum()) for one in found) for kind in ("still", "doubled"))
     shares = [f"{count} frames ({100 * count / total:.1f} %)" for count in counts]
     console.say(
         f"{path}: {shares[0]} still (within {100 * still:g} % of each dimension's range for "
@@ -67,10 +67,6 @@ def idle_command(
         with in_a_line():
             write_idle_page(dataset, limits, found, plot)
         console.say(f"{plot}: open it in a browser.")
-
-
-def _masks(found: list[IdleFrames]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    return [idle.still for idle in found], [idle.doubled for idle in found]
 
 
 def _show(console: Console, found: list[IdleFrames]) -> None:

@@ -102,13 +102,8 @@ def run(config: EvaluateConfig, console: Console) -> dict[str, Evaluation]:
         the folder holds episodes of another evaluation, or another run is at work in it.
     """
     _check(config)
-    with locked(config.out, console):
-        return _run(config, console)
-
-
-def _run(config: EvaluateConfig, console: Console) -> dict[str, Evaluation]:
-    suite = load_suite(config.suite)
-    with ExitStack() as opened:
+    with locked(config.out, console), ExitStack() as opened:
+        suite = load_suite(config.suite)
         if config.checkpoint is None:
             acting = _Acting.behind(opened.enter_context(_remote(config)), console)
         else:

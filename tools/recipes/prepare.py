@@ -137,7 +137,11 @@ def prepare(
     held = [known(dataset) for dataset in datasets]
     mixture = _with_cameras(mixture, held, config)
     robots, readings = resolve(mixture, held, config.model.horizon)
-    scalings = {robot.name: _scalings(robot, config) for robot in robots}
+    state, action = config.data.state_scaling, config.data.action_scaling
+    scalings = {
+        robot.name: Scalings(robot.state_scaling or state, robot.action_scaling or action)
+        for robot in robots
+    }
     kept = None if statistics is None else kept_scales(statistics, robots, scalings)
     for dataset, opened, reading in zip(mixture.datasets, datasets, readings, strict=True):
         column = stored_column(opened) if isinstance(opened, Store) else streamed_column(opened)
@@ -163,8 +167,8 @@ def prepare(
             holdout=config.data.holdout,
             seed=config.trainer.seed,
             cache=cache,
-            state_scaling=config.data.state_scaling,
-            action_scaling=config.data.action_scaling,
+            state_scaling=state,
+            action_scaling=action,
             kept=kept,
         )
     if statistics is not None:
@@ -246,13 +250,6 @@ def _check_frozen(config: RunConfig) -> None:
                 "which cannot be trained, but optimizer.rate_factors does not freeze it; train "
                 "only adapters, as in --optimizer.rate-factors 'lora_[ab]$' 1 . 0."
             )
-
-
-def _scalings(robot: RobotConfig, config: RunConfig) -> Scalings:
-    return Scalings(
-        robot.state_scaling or config.data.state_scaling,
-        robot.action_scaling or config.data.action_scaling,
-    )
 
 
 def known(dataset: Dataset | Store) -> Known:

@@ -77,7 +77,7 @@ class RecordConfig(LoadConfig):
 
 
 def record_dataset(
-    config: RecordConfig, progress: Callable[[int, int], None] | None = None
+    config: RecordConfig, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> dict[str, Any]:
     """Records the dataset; `progress` is called with (episodes kept, episodes asked for).
 
@@ -164,8 +164,7 @@ def record_dataset(
                 with Prefetcher(iter(made), lambda episode: episode, depth=count) as episodes:
                     for episode in episodes:
                         writer.add_episode(*episode)
-                        if progress is not None:
-                            progress(writer.num_episodes, asked)
+                        progress(writer.num_episodes, asked)
             tried, failed = tried + made.tried, failed + made.failed
     assert writer is not None
     return {

@@ -14,6 +14,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from flax.traverse_util import flatten_dict
+
 from parallel.evaluations import HELD_OUT_LOSS, Evaluations
 from parallel.hooks import due
 from parallel.monitor import goodput, metrics
@@ -154,7 +156,10 @@ def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
 
 def differences(runs: Sequence[RunRecord]) -> dict[str, list[Json]]:
     """Fields of the configs that differ, with the value in each run; None where it has none."""
-    flat = [dict(_flat(run.config)) for run in runs]
+    flat = [
+        flatten_dict(dict(run.config), sep=".", is_leaf=lambda path, part: path and not part)
+        for run in runs
+    ]
     names = dict.fromkeys(name for one in flat for name in one)
     table = {name: [one.get(name) for one in flat] for name in names}
     return {
@@ -232,14 +237,6 @@ def _read(folder: Path, name: str) -> RunRecord:
         not busy and (folder / LOCK_NAME).exists(),
         damage,
     )
-
-
-def _flat(value: Json, path: str = "") -> Iterator[tuple[str, Json]]:
-    if isinstance(value, dict) and value:
-        for name, part in value.items():
-            yield from _flat(part, f"{path}.{name}" if path else name)
-    elif path:
-        yield path, value
 
 
 def finite(points: Points) -> Points:

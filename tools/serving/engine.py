@@ -87,7 +87,7 @@ class Engine(AbstractContextManager["Engine"]):
             outstanding=lambda: self._clients - self._waiting,
         )
 
-    def start(self, progress: Callable[[int, int], None] | None = None) -> None:
+    def start(self, progress: Callable[[int, int], None] = lambda done, of: None) -> None:
         """Compiles the least that can answer every request: the smallest batch with the longest
         text. The engine answers with it until `warm` is done. `progress` is called as by
         `Policy.warm`."""
@@ -96,20 +96,19 @@ class Engine(AbstractContextManager["Engine"]):
         self._warm(few, progress)
         self._answering = few
 
-    def warm(self, progress: Callable[[int, int], None] | None = None) -> None:
+    def warm(self, progress: Callable[[int, int], None] = lambda done, of: None) -> None:
         """Compiles everything that clients can ask for, as `start` does, and answers with it from
         then on."""
         self._warm(self._policy, progress)
         self._answering = self._policy
 
-    def _warm(self, policy: Policy, progress: Callable[[int, int], None] | None) -> None:
+    def _warm(self, policy: Policy, progress: Callable[[int, int], None]) -> None:
         shown = len(self.inputs.cameras)
         counts = range(max(shown - len(self.inputs.optional), 1), shown + 1)
         for turn, cameras in enumerate(counts):
 
             def report(done: int, of: int, turn: int = turn) -> None:
-                if progress is not None:
-                    progress(turn * of + done, len(counts) * of)
+                progress(turn * of + done, len(counts) * of)
 
             policy.warm(guided=self._chunking, cameras=cameras, progress=report)
 

@@ -102,9 +102,7 @@ class Recorder:
                 f"--record {path}: already exists and is not empty; choose another folder."
             )
         self.path, self._most_bytes = path, most_bytes
-        self._queue: queue.SimpleQueue[tuple[int, Exchange | None, int] | None] = (
-            queue.SimpleQueue()
-        )
+        self._queue = queue.SimpleQueue[tuple[int, Exchange | None, int] | None]()
         self._places = threading.BoundedSemaphore(queued)
         self._lock = threading.Lock()
         self._missed: dict[int, int] = {}
