@@ -4,10 +4,6 @@ Settings that must be made before JAX starts are made here, once for all command
 times slower with XLA's CPU fusion emitters. Programs over several forced devices deadlock unless
 the thread pool is large, which slows all other programs. A compiled loop, such as a simulator's,
 holds a thread of the pool; with only one thread per core, other computations beside it starve.
-Compiled programs are kept between commands. Ctrl-C while a command is still importing is reported
-in a word, without a traceback. `python -m` looks in the working directory first, so a user's folder
-there may hide one of our packages; it is reported before anything is imported from it. A command
-that is asked for its help does not import JAX.
 """
 
 import os
@@ -40,7 +36,7 @@ def _end(kind: type[BaseException], error: BaseException, trace: TracebackType |
         sys.__excepthook__(kind, error, trace)
 
 
-if sys.argv[0] == "-m":  # Python looks for the command's module
+if sys.argv[0] == "-m":  # while the command's module is imported, Ctrl-C is reported in a word
     sys.excepthook = _end
 
 

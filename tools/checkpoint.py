@@ -32,7 +32,8 @@ from models.files.terminal import Console, guard_tracebacks
 from parallel.checkpoint import CheckpointWriter, copy
 from parallel.monitor.metrics import read_metrics
 from tools.command_line.ending import in_a_line
-from tools.command_line.push import PushOptions, licence, own_version, push
+from tools.command_line.push import PushOptions, licence, push
+from tools.command_line.versions import own_version
 
 Where = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_STEP")]
 Url = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="URL")]

@@ -103,11 +103,7 @@ def _write_own(policy: Policy, target: Path) -> None:
 
 
 def _led(policy: Policy, processor: Processor) -> Processor:
-    """The processor with the acting robot before the others, because reading takes the first one.
-
-    Raises:
-      ValueError: the model tells robots apart by their order.
-    """
+    """The processor with the acting robot before the others, because reading takes the first."""
     chosen, robots = policy.embodiment, processor.embodiments
     if chosen and policy.model.config.embodiments is not None:
         raise ValueError(

@@ -34,7 +34,8 @@ from models.files.whole_text import write_whole
 from tools.command_line.bars import progress, steps
 from tools.command_line.consent import consent
 from tools.command_line.ending import in_a_line
-from tools.command_line.push import PushOptions, licence, own_version, push
+from tools.command_line.push import PushOptions, licence, push
+from tools.command_line.versions import own_version
 from tools.datasets.browse import browse_command
 from tools.datasets.catalogue import catalogue_command
 from tools.datasets.edit import edit_command

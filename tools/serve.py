@@ -199,24 +199,17 @@ async def _serve(
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    scheme = "ws" if tls is None else "wss"
-
-    def listening(port: int) -> None:
-        console.print(
-            f"Listening on {scheme}://{config.host}:{port}; clients wait until it is ready."
-        )
-
-    def ready(port: int, answers: Answers) -> None:
-        expected = list(answers.metadata["inputs"])
-        line = f"Serving on {scheme}://{config.host}:{port}; clients send {expected}."
-        console.print(line)
-
+    at = f"{'ws' if tls is None else 'wss'}://{config.host}"
     return await server.run(
         *(config.host, config.port, stop),
         tls=tls,
-        listening=listening,
+        listening=lambda port: console.print(
+            f"Listening on {at}:{port}; clients wait until it is ready."
+        ),
         prepare=prepare,
-        ready=ready,
+        ready=lambda port, answers: console.print(
+            f"Serving on {at}:{port}; clients send {list(answers.metadata['inputs'])}."
+        ),
     )
 
 

@@ -62,18 +62,6 @@ def _cast(w: Writer, x: Value, dtype: Any) -> Value:
     return w.add("Cast", [x], x.shape, dtype, to=kind(dtype))
 
 
-def _reshape(w: Writer, equation: Any, x: Value) -> Value:
-    return _reshaped(w, x, _like(equation)[0])
-
-
-def _convert(w: Writer, equation: Any, x: Value) -> Value:
-    return _cast(w, x, _like(equation)[1])
-
-
-def _transpose(w: Writer, equation: Any, x: Value) -> Value:
-    return _transposed(w, x, equation.params["permutation"])
-
-
 def _broadcast(w: Writer, equation: Any, x: Value) -> Value:
     shape, axes = equation.params["shape"], equation.params["broadcast_dimensions"]
     kept = dict(zip(axes, x.shape, strict=True))
@@ -106,18 +94,6 @@ def _extreme(operator: str, w: Writer, equation: Any, x: Value) -> Value:
     return _cast(w, w.add(operator, [x], shape, np.int64, axis=axis, keepdims=0), dtype)
 
 
-def _square(w: Writer, equation: Any, x: Value) -> Node:
-    return _plain("Mul", w, equation, x, x)
-
-
-def _log1p(w: Writer, equation: Any, x: Value) -> Node:
-    return _in_turn("Add", "Log", w, equation, x, np.ones((), x.dtype))
-
-
-def _integer_pow(w: Writer, equation: Any, x: Value) -> Node:
-    return _plain("Pow", w, equation, x, np.asarray(equation.params["y"], x.dtype))
-
-
 def _round(w: Writer, equation: Any, x: Value) -> Node:
     if equation.params["rounding_method"] != jax.lax.RoundingMethod.TO_NEAREST_EVEN:
         raise ValueError("ONNX can only round halves to even numbers; export to stablehlo.")
@@ -127,10 +103,6 @@ def _round(w: Writer, equation: Any, x: Value) -> Node:
 def _finite(w: Writer, equation: Any, x: Value) -> Node:
     odd = [_plain(operator, w, equation, x) for operator in ("IsNaN", "IsInf")]
     return _in_turn("Or", "Not", w, equation, *odd)
-
-
-def _clamp(w: Writer, equation: Any, low: Value, x: Value, high: Value) -> Node:
-    return _plain("Min", w, equation, _plain("Max", w, equation, x, low), high)
 
 
 def _select(w: Writer, equation: Any, which: Value, *cases: Value) -> Node:
@@ -174,10 +146,6 @@ def _reversed(w: Writer, equation: Any, x: Value) -> Node:
     end = [-(n + 1) if i in turned else n for i, n in enumerate(x.shape)]
     step = [-1 if i in turned else 1 for i in range(len(x.shape))]
     return _sliced(w, x, begin, end, step, x.shape)
-
-
-def _concatenate(w: Writer, equation: Any, *x: Value) -> Node:
-    return w.add("Concat", x, *_like(equation), axis=equation.params["dimension"])
 
 
 def _stack(w: Writer, equation: Any, *x: Value) -> Node:
@@ -327,7 +295,7 @@ def _scan(w: Writer, equation: Any, *operands: Value) -> list[Value]:
     consts, carries = len(fixed), len(begin)
     if not lists:
         lists = (np.arange(p["length"], dtype=np.int64),)
-    body = w.body()
+    body = Writer(w.rules, w)
     carried = [Node(w.name("carry"), x.shape, x.dtype) for x in begin]
     items = [Node(w.name("item"), x.shape[1:], x.dtype) for x in lists]
     read = items[: len(closed.jaxpr.invars) - consts - carries]
@@ -351,8 +319,7 @@ def _scan(w: Writer, equation: Any, *operands: Value) -> list[Value]:
 
 
 def _scanned(params: Any, operands: Sequence[Value]) -> tuple[Sequence[Value], ...]:
-    """A loop's constants, its carry, and the arrays of which it takes one slice per iteration. JAX
-    gives their numbers, from 0.12 on as trees."""
+    """A loop's constants, carry and sliced arrays; JAX 0.12 gives their numbers as trees."""
     if "ft_in" in params:
         return tuple(map(tuple, params["ft_in"].update(operands).unpack()))
     consts, carries = params["num_consts"], params["num_carry"]
@@ -365,6 +332,7 @@ RULES: dict[str, Rule] = {
          "optimization_barrier"),
         _same,
     ),
+    **dict.fromkeys(("reshape", "squeeze"), lambda w, eq, x: _reshaped(w, x, _like(eq)[0])),
     **{
         name: partial(_plain, operator)
         for name, operator in {
@@ -393,21 +361,20 @@ RULES: dict[str, Rule] = {
     "scatter-max": partial(_scatter, "max"),
     "scatter-add": partial(_scatter, "add"),
     "broadcast_in_dim": _broadcast,
-    "clamp": _clamp,
-    "concatenate": _concatenate,
+    "clamp": lambda w, eq, low, x, high: _plain("Min", w, eq, _plain("Max", w, eq, x, low), high),
+    "concatenate": lambda w, eq, *x: _plain("Concat", w, eq, *x, axis=eq.params["dimension"]),
     "conv_general_dilated": _convolution,
-    "convert_element_type": _convert,
+    "convert_element_type": lambda w, eq, x: _cast(w, x, _like(eq)[1]),
     "cumsum": _cumsum,
     "dot_general": _product,
     "dynamic_slice": _dynamic_slice,
     "gather": _gather,
-    "integer_pow": _integer_pow,
+    "integer_pow": lambda w, eq, x: _plain("Pow", w, eq, x, np.asarray(eq.params["y"], x.dtype)),
     "iota": _iota,
     "is_finite": _finite,
-    "log1p": _log1p,
+    "log1p": lambda w, eq, x: _in_turn("Add", "Log", w, eq, x, np.ones((), x.dtype)),
     "ne": partial(_in_turn, "Equal", "Not"),
     "pad": _pad,
-    "reshape": _reshape,
     "rev": _reversed,
     "round": _round,
     "rsqrt": partial(_in_turn, "Sqrt", "Reciprocal"),
@@ -416,9 +383,8 @@ RULES: dict[str, Rule] = {
     "slice": _slice,
     "split": _split,
     "unstack": _unstacked,
-    "square": _square,
-    "squeeze": _reshape,
+    "square": lambda w, eq, x: _plain("Mul", w, eq, x, x),
     "stack": _stack,
-    "transpose": _transpose,
+    "transpose": lambda w, eq, x: _transposed(w, x, eq.params["permutation"]),
 }  # fmt: skip
 """Rules by the primitive's name."""

@@ -57,10 +57,6 @@ class Writer:
         """The outermost graph, which holds all constants."""
         return self if self.outer is None else self.outer.root
 
-    def body(self) -> "Writer":
-        """A graph within this one."""
-        return Writer(self.rules, self)
-
     def name(self, hint: str) -> str:
         """A name that no other value has."""
         return f"{hint}_{next(self.root._numbers)}"

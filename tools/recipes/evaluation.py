@@ -105,7 +105,9 @@ def run(config: EvaluateConfig, console: Console) -> dict[str, Evaluation]:
     with locked(config.out, console), ExitStack() as opened:
         suite = load_suite(config.suite)
         if config.checkpoint is None:
-            acting = _Acting.behind(opened.enter_context(_remote(config)), console)
+            token, cameras = read_token(config.token_file), camera_map(config.options.cameras)
+            remote = RemotePolicy(str(config.policy), token, cameras)
+            acting = _Acting.behind(opened.enter_context(remote), console)
         else:
             acting = _Acting.of(at := local(config.checkpoint), _load(at, config))
         return _evaluated(config, acting, suite, console)
@@ -115,12 +117,9 @@ def _evaluated(
     config: EvaluateConfig, acting: "_Acting", suite: Suite, console: Console
 ) -> dict[str, Evaluation]:
     options, dtype, cameras = config.options, config.dtype, config.options.cameras
-    of_server = config.policy is not None  # then so are --cameras, and no other option
-    loaded = (
-        given_options(PolicyOptions(cameras=cameras))
-        if of_server
-        else given_options(options, dtype)
-    )
+    loaded = given_options(options, dtype)
+    if of_server := config.policy is not None:  # then so are --cameras, and no other option
+        loaded = given_options(PolicyOptions(cameras=cameras))
     usual = conditions(acting.policy, config.controls, acting.identity)
     wanted = [replace(condition, loaded=loaded) for condition in usual]
     if config.compare is not None:
@@ -211,8 +210,7 @@ def _beside(change: Perturbation, results: Mapping[str, Evaluation]) -> Perturbe
 
 @dataclass(frozen=True)
 class _Acting:
-    """A policy with what a report says about it: `identity` distinguishes it from any other,
-    `folder` is its run's folder."""
+    """A policy with what a report says about it; `identity` distinguishes it from any other."""
 
     policy: Policy | RemotePolicy
     name: str
@@ -240,8 +238,7 @@ def _load(checkpoint: Path, config: EvaluateConfig) -> Policy:
 
 
 def _check(config: EvaluateConfig) -> None:
-    """Raises ValueError unless the config names the one policy to evaluate, and says how to load it
-    only if it is a checkpoint."""
+    """Refuses all but one policy to evaluate, and options of loading for one behind a server."""
     if (config.checkpoint is None) == (config.policy is None):
         raise ValueError(
             "Give either --checkpoint, or --policy with a server's URL (ws://HOST:PORT)."
@@ -266,11 +263,6 @@ def _check(config: EvaluateConfig) -> None:
             f"{given[0]} is {here[given[0]]}, but the policy is loaded by its server; give it "
             f"--{given[0].replace('_', '-')} there."
         )
-
-
-def _remote(config: EvaluateConfig) -> RemotePolicy:
-    token = read_token(config.token_file)
-    return RemotePolicy(str(config.policy), token, camera_map(config.options.cameras))
 
 
 def _identity(checkpoint: Path) -> str:

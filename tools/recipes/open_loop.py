@@ -22,7 +22,6 @@ from data.dataset import use_format
 from data.mixture.recorded import Divisible, RecordedEpisode, read_pictures, read_recorded
 from data.mixture.split import split_episodes
 from data.video.video import encode_mp4
-from models import Embodiment
 from models.checkpoints import own
 from models.config import to_json
 from models.files.terminal import Console, Progress
@@ -191,10 +190,11 @@ def evaluate_recording(
             predicted[name].append(policy.sample_actions(list(change(one, pictures))))
             done += len(one.at)
             progress(done, total)
+    far = np.abs(robot.state(robot.converted(states))).max(0)
     result = OpenLoop(
         recorded=told,
         predicted={name: np.concatenate(chunks) for name, chunks in predicted.items()},
-        state=_farthest(robot, recording.state_names, states),
+        state=dict(zip(recording.state_names, far.tolist(), strict=True)),
         prompts=tuple(prompt for one in seen for prompt in one.prompts),
         horizon_seconds=(reading.ahead[-1] - reading.ahead[0]) / _fps(recording),
     )
@@ -217,8 +217,7 @@ def _check(config: OpenLoopConfig) -> None:
 
 
 def _held_out_share(checkpoint: Path) -> tuple[float, int]:
-    """Share of episodes that the checkpoint's run held out, and the seed of that choice; 0 for
-    other codes' checkpoints."""
+    """Share of episodes that the checkpoint's run held out (0 for other codes'), and its seed."""
     try:
         values: Any = own.read_json(own.find(checkpoint), "config")
     except FileNotFoundError:
@@ -229,13 +228,6 @@ def _held_out_share(checkpoint: Path) -> tuple[float, int]:
 def _some(episodes: Int64[np.ndarray, " e"], config: OpenLoopConfig) -> list[int]:
     count = min(len(episodes), config.most_episodes)
     return episodes[np.linspace(0, len(episodes) - 1, count).round().astype(int)].tolist()
-
-
-def _farthest(
-    robot: Embodiment, names: Sequence[str], states: Float[np.ndarray, "n s"]
-) -> dict[str, float]:
-    far = np.abs(robot.state(robot.converted(states))).max(0)
-    return {name: float(value) for name, value in zip(names, far, strict=True)}
 
 
 def _fps(recording: BoundRecording) -> float:

@@ -219,14 +219,9 @@ def check_model(config: RunConfig) -> None:
       ValueError: the model's family does not keep its contract, kernels in few bits would be
         trained, or the adapters to train on them are missing.
     """
-    build_model(config.model)
-    if config.model.compute.quantized:
-        _check_frozen(config)
-
-
-def _check_frozen(config: RunConfig) -> None:
-    """Raises ValueError unless kernels in few bits are frozen and something else is trained."""
-    model, compute = config.model.build(), config.model.compute
+    model, compute = build_model(config.model), config.model.compute
+    if not compute.quantized:
+        return
     if compute.fp8 != "none":
         raise ValueError(
             f"model.compute.fp8 is '{compute.fp8}', which is only for kernels that are not "
@@ -269,12 +264,8 @@ def _decoded(
     cameras: tuple[str | None, ...],
     console: Console,
 ) -> Frames:
-    """A dataset that is fit to train on, with the numbers and pictures of its store.
-
-    Args:
-      form: a processor that fits pictures as the run's.
-      cameras: the dataset's names of the robot's cameras.
-    """
+    """A dataset that is fit to train on, with the numbers of its store and pictures as `form` fits
+    them; `cameras` are its names of the robot's."""
     _check_columns(config, dataset.features, run)
     for warning in _checked(config.path, dataset.digest, cache, console):
         console.print(f"warning: {warning}")
@@ -307,8 +298,7 @@ def _checked(path: str, digest: str, cache: Path, console: Console) -> list[str]
 def _check_columns(
     config: DatasetConfig, features: Mapping[str, Mapping[str, Any]], run: RunConfig
 ) -> None:
-    """Checks, before anything is decoded, that columns that no transform changes are not too wide
-    for the model."""
+    """Refuses, before anything is decoded, untransformed columns too wide for the model."""
     limits = {"state": run.model.state_dim, "action": run.model.action_dim}
     for what, names in (("state", config.state), ("action", config.actions)):
         size = sum(int(np.prod(features[name]["shape"])) for name in names)

@@ -191,11 +191,7 @@ def spec_features(spec: Spec) -> dict[str, Any]:
 
 
 def _seeds(suite: Suite, config: RecordConfig) -> range:
-    """Seeds of the episodes that a recording may try.
-
-    Raises:
-      ValueError: policies are evaluated on some of them.
-    """
+    """Seeds of the episodes that a recording may try."""
     first = suite.recorded_from + config.seed * SEEDS_PER_RECORDING
     seeds, judged = range(first, first + TRIES * config.episodes), suite.judged(suite.episodes)
     if max(seeds.start, judged.start) < min(seeds.stop, judged.stop):
@@ -215,12 +211,7 @@ def _about(config: RecordConfig) -> dict[str, Any]:
 
 
 def _finished(out: Path, asked: int) -> dict[str, Any] | None:
-    """Summary of a complete recording; None if there is something left to do.
-
-    Raises:
-      ValueError: it has another number of episodes than asked for, or an edit of it is not
-        finished.
-    """
+    """Summary of a complete recording; None if there is something left to do."""
     if is_growing(out) or not (out / "meta/info.json").is_file():
         return None
     dataset = LeRobotDataset(out)

@@ -202,9 +202,7 @@ def _run(
 
 
 def _before_tuning(config: Any, directory: Path) -> Any:
-    """The config of a population, read from a member, with the hyperparameters that the population
-    began with: those of the first member in the first generation. Other configs are returned
-    unchanged."""
+    """The config with the hyperparameters that a population's first member began with."""
     generations = read_generations(directory)
     if not generations:
         return config

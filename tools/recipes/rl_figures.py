@@ -156,8 +156,7 @@ def _idle(axes: Axes, rows: Rows) -> None:
 
 
 def _members(axes: Axes, generations: Sequence[Generation]) -> None:
-    """Draws the success of each member; a member that failed has none and is marked at the
-    bottom."""
+    """Draws the success of each member; one that failed is marked at the bottom."""
     for k in range(len(generations[0].success) if generations else 0):
         points = [(g.step, g.success[k]) for g in generations]
         rates = [float("nan") if rate is None else rate for _, rate in points]

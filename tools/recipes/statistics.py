@@ -79,12 +79,11 @@ def show_outside(
         for x in outside(mixed, n, *scalings[robot.name])
     ]
     table = Table(
+        *("robot", "dim", "data", "range of the statistics", "outside", "largest excess"),
         title=f"This data on the scales of {path}",
         caption=f"Range: ±{REACH['quantile']:g} scale unit of quantiles and min-max, "
         f"±{REACH['z-score']:g} of z-scores.",
     )
-    for name in ("robot", "dim", "data", "range of the statistics", "outside", "largest excess"):
-        table.add_column(name)
     for x in found:
         table.add_row(
             x.robot,

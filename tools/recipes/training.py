@@ -23,7 +23,7 @@ from data.loader.loader import Loader
 from data.mixture.mixture import is_mixture
 from data.packing.plan import Plan
 from data.packing.shares import share_facts, told_shares
-from models import Embodiment, PackedBatch, Policy, Processor
+from models import PackedBatch, Policy, Processor
 from models.checkpoints.own import is_own
 from models.checkpoints.remote import local
 from models.config import from_json, to_json
@@ -204,9 +204,12 @@ def _run(
     plan = Plan(sources, layout, config.rows.number, seed=seed, ranks=ranks)
     content = {"plan": plan.digest, "data": ready.mixed.digest}
     if paths.statistics is not None:
-        content["scales"] = _digest(ready.mixed.embodiments)
+        robots = ready.mixed.embodiments
+        content["scales"] = _digest([(robot.name, robot.state, robot.actions) for robot in robots])
     if ready.targets:
-        content["targets"] = _targets_digest(ready)
+        tokens = ready.processor.targets
+        spelt = (None, 0) if tokens is None else (tokens.fast, tokens.top)
+        content["targets"] = _digest((*spelt, subtask_texts(ready.mixed)))
 
     def batches(start: int, position: Any) -> Iterator[tuple[PackedBatch, dict[str, float]]]:
         if position is not None and position.get("scales") != content.get("scales"):
@@ -319,15 +322,7 @@ def _without(config: dict[str, Any], unknown: Sequence[str]) -> dict[str, Any]:
     return config | {"data": data}
 
 
-def _digest(robots: Sequence[Embodiment]) -> str:
-    scales = [(robot.name, robot.state, robot.actions) for robot in robots]
-    return hashlib.sha256(repr(scales).encode()).hexdigest()[:16]
-
-
-def _targets_digest(ready: Prepared) -> str:
-    tokens = ready.processor.targets
-    spelt = (None, 0) if tokens is None else (tokens.fast, tokens.top)
-    told = (*spelt, subtask_texts(ready.mixed))
+def _digest(told: object) -> str:
     return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
 
@@ -346,12 +341,7 @@ def _begun(paths: Paths, config: RunConfig, resumed: bool) -> Processor | None:
 
 def _for_robots(paths: Paths, config: RunConfig, begun: Any) -> RunConfig:
     """The config with the rows that the model keeps for the data's robots: as given, as when the
-    run began, or as in the checkpoint to start from.
-
-    Raises:
-      ValueError: a checkpoint of another code has such rows, and no option says which robots they
-        are for.
-    """
+    run began, or as in the checkpoint to start from."""
     model = config.model
     if paths.embodiment:
         choose = require(model, "for_robots", "training with --embodiment")

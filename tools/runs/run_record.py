@@ -146,11 +146,9 @@ def find_runs(paths: Sequence[str | Path]) -> list[Path]:
 def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
     """Reads the folders; each run gets a unique name."""
     parts = [Path(os.path.abspath(folder)).parts[1:] for folder in folders]
-    length = 1
-    while length < max(map(len, parts), default=1) and len({p[-length:] for p in parts}) < len(
-        parts
-    ):
-        length += 1
+    longest = max(map(len, parts), default=1)
+    unlike = (n for n in range(1, longest) if len({p[-n:] for p in parts}) == len(parts))
+    length = next(unlike, longest)
     return [_read(folder, "/".join(p[-length:])) for folder, p in zip(folders, parts, strict=True)]
 
 

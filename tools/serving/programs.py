@@ -120,7 +120,8 @@ def _made_from(policy: Policy) -> tuple[Any, ...]:
     own = sys.modules[type(policy.model).__module__].__file__
     processor = None if policy.processor is None else to_json(policy.processor)
     acting = policy.continues, policy.guidance, policy.embodiment
-    return to_json(policy.model.config), processor, acting, _digest(own), _sources()
+    source = hashlib.sha256(Path(own).read_bytes()).hexdigest() if own else ""
+    return to_json(policy.model.config), processor, acting, source, _sources()
 
 
 @cache
@@ -129,7 +130,3 @@ def _sources() -> str:
     for file in sorted(Path(models.__file__).parent.rglob("*.py")):
         found.update(file.read_bytes())
     return found.hexdigest()
-
-
-def _digest(file: str | None) -> str:
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""

@@ -220,8 +220,7 @@ class Recorder:
         self._episodes, self._frames = self._episodes + 1, self._frames + len(kept)
 
     def _finish(self) -> None:
-        """Writes the open episodes and closes the dataset; after a failure, keeps the complete
-        episodes if possible."""
+        """Writes the open episodes and closes the dataset; after a failure, keeps complete ones."""
         if self._failed is None:
             for client in list(self._open):
                 self._write(client)
