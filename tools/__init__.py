@@ -58,11 +58,6 @@ def _refuse_shadows() -> None:
 _refuse_shadows()
 join_lines()
 
-
-def _is_a_command() -> bool:
-    typed = sys.orig_argv[-len(sys.argv) :]
-    return sys.argv[0] == "-m" and typed[0].startswith("tools.")
-
-
-if _is_a_command() and asks_for_help(sys.argv[1:]):
+_NAMED = sys.argv[0] == "-m" and sys.orig_argv[-len(sys.argv)].startswith("tools.")
+if _NAMED and asks_for_help(sys.argv[1:]):
     leave_out_what_computes()

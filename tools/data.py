@@ -16,7 +16,6 @@ from rich.table import Table
 from rich.text import Text
 
 from data import open_dataset
-from data.dataset import use_format
 from data.files.checksums import CHECKSUMS, damaged_files, write_checksums
 from data.files.folder import open_folder
 from data.files.job import in_threads, running
@@ -43,7 +42,13 @@ from tools.datasets.from_robot import from_robot_command
 from tools.datasets.idle import idle_command
 from tools.datasets.importing import import_command
 from tools.datasets.place import ALONE, HERE, LakeOptions, RayOptions, lake, on_cluster
-from tools.datasets.shown import robot_of, show_dataset, show_difference, show_statistics
+from tools.datasets.shown import (
+    console_for,
+    robot_of,
+    show_dataset,
+    show_difference,
+    show_statistics,
+)
 from tools.datasets.versions import absolute
 from tools.recipes.insulation import VOCABULARY, measured, opened, trained
 from tools.recipes.presets import load_preset
@@ -87,7 +92,7 @@ def validate_command(
         data_format: Your own format to read it with; the file is run (docs/own_dataset.md).
         options: Work on a cluster.
     """
-    console = _console(data_format)
+    console = console_for(data_format)
     with on_cluster(options, console, data_format), steps() as report:
         problems = validate(absolute(path) if options.chosen else path, report)
     if json_file is not None:
@@ -159,7 +164,7 @@ def stats_command(
         data_format: Your own format to read them with; the file is run (docs/own_dataset.md).
         options: Work on a cluster.
     """
-    console = _console(data_format)
+    console = console_for(data_format)
     datasets = {path: open_dataset(absolute(path) if options.chosen else path) for path in paths}
     robots: dict[str, list[str]] = {}
     for path, dataset in datasets.items():
@@ -200,7 +205,7 @@ def diff_command(
         json_file: File to write the whole comparison to.
         data_format: Your own format to read them with; the file is run (docs/own_dataset.md).
     """
-    console = _console(data_format)
+    console = console_for(data_format)
     ours, theirs = open_dataset(first), open_dataset(second)
     with steps() as report:
         found = difference(ours, theirs, report)
@@ -226,7 +231,7 @@ def view_command(
         rerun: Recording to write for rerun's viewer (needs `pip install -e '.[view]'`).
         data_format: Your own format to read it with; the file is run (docs/own_dataset.md).
     """
-    console = _console(data_format)
+    console = console_for(data_format)
     dataset = open_dataset(path)
     if out is not None or rerun is None:
         out = out or Path(f"episode-{episode}.html")
@@ -270,7 +275,7 @@ def convert_command(
             f"--data-format is {data_format}, but only LeRobot v2.1 can be converted to v3.0; "
             "make a frame store (--to store)."
         )
-    console = _console(data_format)
+    console = console_for(data_format)
     made = lake(options, console, [path], data_format=data_format)
     if to == "v3.0":
         with in_a_line(writing=out), made as note, progress("Copying") as report:
@@ -342,7 +347,7 @@ def fast_command(
         trust: Run the transforms that a mixture's file names.
         data_format: Your own format to read it with; the file is run (docs/own_dataset.md).
     """
-    console, run = _console(data_format), load_preset(preset)
+    console, run = console_for(data_format), load_preset(preset)
     if out.exists():
         raise ValueError(f"{out}: already exists; delete it or choose another folder.")
     if horizon is not None and horizon < 1:
@@ -368,13 +373,6 @@ def fast_command(
         f"(at most {found.longest}), {found.compression:.1f} numbers to a token; decoded, it is "
         f"{found.error:.4f} off in normalised units (RMS over {found.chunks} chunks).",
     )
-
-
-def _console(data_format: str) -> Console:
-    """The terminal of a command that opens datasets, including those of a user's own format."""
-    if data_format:
-        use_format(data_format)
-    return Console()
 
 
 def _plain(statistics: dict[str, Stats]) -> dict[str, dict[str, list]]:

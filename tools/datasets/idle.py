@@ -10,14 +10,12 @@ import tyro
 from rich.table import Column
 
 from data import open_dataset
-from data.dataset import use_format
 from data.statistics.idle import IdleFrames, IdleLimits, find_idle, to_json
 from data.view.idle_page import write_idle_page
 from models.files.terminal import Console
 from models.files.whole_text import write_whole
 from tools.command_line.bars import steps
-from tools.command_line.ending import in_a_line
-from tools.datasets.shown import table
+from tools.datasets.shown import console_for, table
 
 IdlePath = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
 _LIMITS = IdleLimits()
@@ -45,9 +43,7 @@ def idle_command(
         plot: Page to draw the stretches on.
         data_format: Your own format to read it with; the file is run (docs/own_dataset.md).
     """
-    if data_format:
-        use_format(data_format)
-    limits, console = IdleLimits(still, seconds), Console()
+    limits, console = IdleLimits(still, seconds), console_for(data_format)
     dataset = open_dataset(path)
     with steps() as report:
         found = list(find_idle(dataset, limits, columns, report))
@@ -60,12 +56,10 @@ def idle_command(
         f"{seconds:g} s or more); {shares[1]} doubled (the same values as the frame before).",
     )
     if json_file is not None:
-        with in_a_line():
-            write_whole(json_file, json.dumps(to_json(dataset, limits, found, columns)) + "\n")
+        write_whole(json_file, json.dumps(to_json(dataset, limits, found, columns)) + "\n")
         console.print(f'{json_file}: give it as "frames" of the dataset in a mixture.')
     if plot is not None:
-        with in_a_line():
-            write_idle_page(dataset, limits, found, plot)
+        write_idle_page(dataset, limits, found, plot)
         console.say(f"{plot}: open it in a browser.")
 
 

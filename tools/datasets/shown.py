@@ -9,6 +9,7 @@ from rich.text import Text
 
 from data import Dataset
 from data.columns import BOOKKEEPING
+from data.dataset import use_format
 from data.statistics.difference import CameraLooks, RecordingDifference, RecordingFacts
 from data.statistics.scaling import narrow
 from data.statistics.stats import Stats
@@ -17,6 +18,13 @@ from models.files.terminal import Console
 
 _MOST_SHOWN = 1000
 """Largest number of characters of a task."""
+
+
+def console_for(data_format: str) -> Console:
+    """The terminal of a command that opens datasets, including those of a user's own format."""
+    if data_format:
+        use_format(data_format)
+    return Console()
 
 
 def show_dataset(console: Console, path: str, dataset: Dataset) -> None:

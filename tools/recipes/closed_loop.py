@@ -1,10 +1,9 @@
 """Evaluation in simulation while training continues: the trainer stops to copy the averaged
 parameters, and a thread lets them act on the suite's starts.
 
-Every evaluation adds a line to closed_loop.jsonl. An evaluation that is due while another runs
-waits for it, and is left out if the next one is due meanwhile: the trainer never waits, and its
-last parameters are always evaluated. With several hosts, the first one evaluates; all take part in
-the copy.
+Every evaluation adds a line to closed_loop.jsonl; with several hosts, the first one evaluates. An
+evaluation that is due while another runs waits for it, and is left out if the next one is due
+meanwhile: the trainer never waits, and its last parameters are always evaluated.
 """
 
 import json

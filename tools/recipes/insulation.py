@@ -176,6 +176,11 @@ def subtask_texts(mixed: Mixed) -> list[str]:
     return list(dict.fromkeys(text for told in found if told is not None for text in told.texts))
 
 
+def short_digest(told: object) -> str:
+    """16 digits of a digest of what is printed of an object."""
+    return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+
+
 def _longest_subtask(mixed: Mixed, processor: Processor, weight: float) -> int:
     """Tokens of the longest subtask that any dataset has."""
     if not (texts := subtask_texts(mixed)):
@@ -207,9 +212,7 @@ def _with_fast(
             "leave --fast out to use that one."
         )
     fast = before or given
-    key = hashlib.sha256(
-        repr((mixed.digest, mixed.embodiments, config.model.horizon)).encode()
-    ).hexdigest()[:16]
+    key = short_digest((mixed.digest, mixed.embodiments, config.model.horizon))
     if fast is None:
         vocabulary = config.model.vocabulary
         text = processor.tokenizer
@@ -228,8 +231,7 @@ def _with_fast(
     if before is not None and begun is not None and begun.targets is not None:
         top = begun.targets.top
     tokens = replace(processor.targets or ActionTokens(None, 0), fast=fast, top=top)
-    digest = hashlib.sha256(repr((key, fast)).encode()).hexdigest()[:16]
-    counted = cache / f"action-tokens-{digest}.json"
+    counted = cache / f"action-tokens-{short_digest((key, fast))}.json"
     if not counted.is_file():
         cached.write_json(counted, _longest_chunk(spelling, fast, console))
     where, count = cached.read_json(counted)

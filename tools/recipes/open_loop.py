@@ -266,8 +266,7 @@ def _shown(
 def _looks(
     recording: BoundRecording, one: RecordedEpisode, i: int, pictures: Pictures
 ) -> Iterator[CameraLook]:
-    """Change of observation i's chunk when parts of each camera's last picture are covered; none
-    for a policy that reads past pictures too."""
+    """Change of observation i's chunk when parts of its pictures are covered; none with a past."""
     if recording.policy.session().lookback:
         return
     scale = np.array(recording.robot.actions.scale)

@@ -24,8 +24,7 @@ from models.formats import formats
 
 @cache
 def _by_formats() -> type:
-    """A dataclass of the options that only some formats take. Its fields are groups, one for each
-    set of formats: dataclasses of options, which the command line shows under those names."""
+    """A dataclass of the options that only some formats take, grouped by these formats."""
     taking: dict[str, list[tuple[str, type]]] = defaultdict(list)
     for known in formats():
         for name in known.asks:

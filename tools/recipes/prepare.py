@@ -193,8 +193,7 @@ def _form(model: ModelConfig, begun: Processor | None, robots: Sequence[RobotCon
 
 
 def _with_cameras(mixture: Mixture, held: list[Known], config: RunConfig) -> Mixture:
-    """The mixture with the cameras that the model's family finds in a dataset's own files, where
-    the mixture does not name them."""
+    """The mixture with cameras that the model's family finds in the files of those without."""
     where = getattr(config.model, "dataset_cameras", None)
     if where is None:
         return mixture

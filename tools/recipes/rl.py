@@ -176,11 +176,7 @@ def _run(
             console,
             keep=keep,
             hooks=[
-                Hook(
-                    config.eval_every,
-                    lambda step, params, stopping: loop.evaluate(step, params),
-                    ends=True,
-                )
+                Hook(config.eval_every, lambda at, params, _: loop.evaluate(at, params), ends=True)
             ],
             track=paths.track,
         )

@@ -33,6 +33,9 @@ class Scalings(NamedTuple):
     actions: Scaling
 
 
+_Reader = Callable[[RobotConfig, Scalings], Scales]
+
+
 def kept_scales(
     path: Path, robots: Sequence[RobotConfig], scalings: Mapping[str, Scalings]
 ) -> dict[str, Scales]:
@@ -97,7 +100,7 @@ def show_outside(
     require_near(found, str(path))
 
 
-def _sources(path: Path) -> Iterator[tuple[str, Callable[[RobotConfig, Scalings], Scales]]]:
+def _sources(path: Path) -> Iterator[tuple[str, _Reader]]:
     """Readers of the statistics at `path`, by the robot's name, or "" if they name no robot."""
     path = local(path, "statistics")
     if path.is_file() and path.name != _PROCESSOR and path.suffix == ".json":
@@ -114,9 +117,7 @@ def _sources(path: Path) -> Iterator[tuple[str, Callable[[RobotConfig, Scalings]
         yield from _in_checkpoint(path)
 
 
-def _in_checkpoint(
-    path: Path,
-) -> Iterator[tuple[str, Callable[[RobotConfig, Scalings], Scales]]]:
+def _in_checkpoint(path: Path) -> Iterator[tuple[str, _Reader]]:
     try:
         found = own.find(path)
     except FileNotFoundError:

@@ -4,7 +4,6 @@ episodes.
 Call `run` from a notebook or a script; `python -m tools.train` is its command line.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -47,7 +46,7 @@ from parallel.step import TrainState
 from parallel.trackers.trackers import check_trackers
 from parallel.trainer import TrainResult, check_start, train
 from tools.command_line.consent import consent
-from tools.recipes.insulation import subtask_texts
+from tools.recipes.insulation import short_digest, subtask_texts
 from tools.recipes.prepare import ANY_ROBOT, Prepared, prepare
 from tools.recipes.presets import RunConfig, check_more_steps, check_same
 
@@ -205,11 +204,11 @@ def _run(
     content = {"plan": plan.digest, "data": ready.mixed.digest}
     if paths.statistics is not None:
         robots = ready.mixed.embodiments
-        content["scales"] = _digest([(robot.name, robot.state, robot.actions) for robot in robots])
+        content["scales"] = short_digest([(one.name, one.state, one.actions) for one in robots])
     if ready.targets:
         tokens = ready.processor.targets
         spelt = (None, 0) if tokens is None else (tokens.fast, tokens.top)
-        content["targets"] = _digest((*spelt, subtask_texts(ready.mixed)))
+        content["targets"] = short_digest((*spelt, subtask_texts(ready.mixed)))
 
     def batches(start: int, position: Any) -> Iterator[tuple[PackedBatch, dict[str, float]]]:
         if position is not None and position.get("scales") != content.get("scales"):
@@ -304,8 +303,7 @@ def _run(
 def _scaled_as_begun(
     config: RunConfig, saved: RunConfig, unknown: Sequence[str], console: Console
 ) -> RunConfig:
-    """The config to resume with: a run that began before kinds of scaling were options keeps the
-    kind that there was then, whatever its preset says now."""
+    """The config with the scaling of a run that began before kinds of scaling were options."""
     kept = {name: getattr(saved.data, name) for name in unknown}
     for name, kind in kept.items():
         if getattr(config.data, name) != kind:
@@ -320,10 +318,6 @@ def _without(config: dict[str, Any], unknown: Sequence[str]) -> dict[str, Any]:
     """The config to save, still without kinds of scaling, so that the run can resume again."""
     data = {name: value for name, value in config["data"].items() if name not in unknown}
     return config | {"data": data}
-
-
-def _digest(told: object) -> str:
-    return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
 
 def _begun(paths: Paths, config: RunConfig, resumed: bool) -> Processor | None:

@@ -1,9 +1,7 @@
 """Programs of a policy that are kept on disk, so that a server starts again in seconds.
 
-Two things take time before the first answer: JAX traces the model, and XLA compiles it. Traced
-programs are kept here (StableHLO, by `jax.export`), compiled ones in JAX's own cache. A program's
-name is a digest of everything that it is made from, including the source of `models`, so that no
-program is mistaken for another.
+Traced programs are kept here (StableHLO, by `jax.export`), compiled ones in JAX's own cache. A
+program's name is a digest of everything that it is made from, including the source of `models`.
 """
 
 import hashlib

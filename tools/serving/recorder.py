@@ -1,10 +1,9 @@
 """Recording of all requests and answers of a server as a LeRobot dataset: an episode for each
 connection, and a new one whenever the prompt changes.
 
-Answers never wait for the recording: they are queued for a thread that writes. If the queue is
-full, exchanges are left out and counted, in the log and in the column "dropped". Pictures of open
-episodes are held in memory up to a budget; beyond it, the largest episode is written and continues
-as another.
+Answers never wait for the thread that writes: if its queue is full, exchanges are left out and
+counted, in the log and in the column "dropped". Beyond a budget of memory for the pictures of open
+episodes, the largest is written and continues as another.
 """
 
 import queue
