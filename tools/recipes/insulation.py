@@ -273,12 +273,11 @@ def trained(spelling: Spelling, vocabulary: int, console: Console, scale: float 
         name: set(episodes.tolist())
         for name, episodes in zip(spelling.mixed.names, spelling.mixed.training, strict=True)
     }
-    chunks = spelling.tracked("Reading chunks", console)
-    for number, (name, episode, _, chunk) in enumerate(chunks):
+    for i, (name, episode, _, chunk) in enumerate(spelling.tracked("Reading chunks", console)):
         if (own := Fast.reach(chunk, scale)) > reach:
             reach = own
             furthest.append(chunk)
-        if number % every == 0 and episode in training[name]:
+        if i % every == 0 and episode in training[name]:
             chosen.append(chunk)
     return Fast.train([*chosen, *furthest], vocabulary, scale)
 

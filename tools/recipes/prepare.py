@@ -193,7 +193,7 @@ def _form(model: ModelConfig, begun: Processor | None, robots: Sequence[RobotCon
 
 
 def _with_cameras(mixture: Mixture, held: list[Known], config: RunConfig) -> Mixture:
-    """The mixture with cameras that the model's family finds in the files of those without."""
+    """The mixture with cameras that the family finds in the files of datasets that name none."""
     where = getattr(config.model, "dataset_cameras", None)
     if where is None:
         return mixture
