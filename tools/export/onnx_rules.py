@@ -181,7 +181,7 @@ def _pad(w: Writer, equation: Any, x: Value, filler: Value) -> Node:
 def _cumsum(w: Writer, equation: Any, x: Value) -> Node:
     p = equation.params
     axis = np.asarray(p["axis"], np.int64)
-    return w.add("CumSum", [x, axis], *_like(equation), reverse=int(p["reverse"]))
+    return _plain("CumSum", w, equation, x, axis, reverse=int(p["reverse"]))
 
 
 def _product(w: Writer, equation: Any, x: Value, y: Value) -> Value:

@@ -19,6 +19,7 @@ from models import Policy
 from models.checkpoints import digests, own
 from models.checkpoints.remote import local
 from models.config import to_json
+from models.files.own_file import run_file
 from models.files.terminal import Console
 from models.flow.realtime_chunking import Chunking
 from parallel.monitor.metrics import read_metrics
@@ -103,6 +104,8 @@ def run(config: EvaluateConfig, console: Console) -> dict[str, Evaluation]:
     """
     _check(config)
     with locked(config.out, console), ExitStack() as opened:
+        if config.family is not None:
+            run_file(config.family)
         suite = load_suite(config.suite)
         if config.checkpoint is None:
             token, cameras = read_token(config.token_file), camera_map(config.options.cameras)

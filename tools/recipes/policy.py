@@ -99,8 +99,8 @@ class LoadConfig:
 
     def load(self, checkpoint: Path) -> Policy:
         """A checkpoint's policy; raises as the function `load`."""
-        kept = {name: getattr(self, name) for name in ("solver", "dtype", "family")}
-        return load(checkpoint, self.options, steps=self.euler_steps, apart=True, **kept)
+        how: dict[str, Any] = {"solver": self.solver, "dtype": self.dtype, "family": self.family}
+        return load(checkpoint, self.options, steps=self.euler_steps, apart=True, **how)
 
 
 def own_checkpoint(path: Path) -> Path | None:

@@ -21,6 +21,7 @@ from data.lerobot.growing import is_growing
 from data.lerobot.recording import video_feature
 from data.lerobot.writer import DatasetWriter
 from models.config import to_json
+from models.files.own_file import run_file
 from models.robot_policy import RobotPolicy
 from parallel.prefetch import Prefetcher
 from sim.demonstrations import TRIES, Demonstrations
@@ -103,6 +104,8 @@ def record_dataset(
             "tabletop's experts do."
         )
     groups, seeds = suite.groups(config.tasks), _seeds(suite, config)
+    if config.family is not None:
+        run_file(config.family)
     policy = None
     if config.checkpoint is not None:
         policy = config.load(config.checkpoint)

@@ -213,9 +213,6 @@ def _say_stopped(ended: RlResult | PopulationResult, config: RlConfig, console: 
 
 def _assets(checkpoint: Path, policy: Policy) -> Any:
     """The policy's processor; for a run of ours, all assets of its checkpoints."""
-    found = own_checkpoint(checkpoint)
-    return (
-        {"processor": to_json(policy.processor)}
-        if found is None
-        else own.read_json(found, "assets")
-    )
+    if (found := own_checkpoint(checkpoint)) is not None:
+        return own.read_json(found, "assets")
+    return {"processor": to_json(policy.processor)}
