@@ -4,10 +4,6 @@ Settings that must be made before JAX starts are made here, once for all command
 times slower with XLA's CPU fusion emitters. Programs over several forced devices deadlock unless
 the thread pool is large, which slows all other programs. A compiled loop, such as a simulator's,
 holds a thread of the pool; with only one thread per core, other computations beside it starve.
-Compiled programs are kept between commands. Ctrl-C while a command is still importing is reported
-in a word, without a traceback. `python -m` looks in the working directory first, so a user's folder
-there may hide one of our packages; it is reported before anything is imported from it. A command
-that is asked for its help does not import JAX.
 """
 
 import os
@@ -40,7 +36,7 @@ def _end(kind: type[BaseException], error: BaseException, trace: TracebackType |
         sys.__excepthook__(kind, error, trace)
 
 
-if sys.argv[0] == "-m":  # Python looks for the command's module
+if sys.argv[0] == "-m":  # while the command's module is imported, Ctrl-C is reported in a word
     sys.excepthook = _end
 
 
@@ -62,11 +58,6 @@ def _refuse_shadows() -> None:
 _refuse_shadows()
 join_lines()
 
-
-def _is_a_command() -> bool:
-    typed = sys.orig_argv[-len(sys.argv) :]
-    return sys.argv[0] == "-m" and typed[0].startswith("tools.")
-
-
-if _is_a_command() and asks_for_help(sys.argv[1:]):
+_NAMED = sys.argv[0] == "-m" and sys.orig_argv[-len(sys.argv)].startswith("tools.")
+if _NAMED and asks_for_help(sys.argv[1:]):
     leave_out_what_computes()

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import tyro
+from flax.traverse_util import flatten_dict
 from huggingface_hub import split_state_dict_into_shards_factory
 from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
@@ -31,7 +32,8 @@ from models.files.terminal import Console, guard_tracebacks
 from parallel.checkpoint import CheckpointWriter, copy
 from parallel.monitor.metrics import read_metrics
 from tools.command_line.ending import in_a_line
-from tools.command_line.push import PushOptions, licence, own_version, push
+from tools.command_line.push import PushOptions, licence, push
+from tools.command_line.versions import own_version
 
 Where = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_STEP")]
 Url = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="URL")]
@@ -71,7 +73,7 @@ def ls_command(run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar=
         loss = losses.get(number - 1)
         table.add_row(
             entry.name,
-            _bytes(sum(size for _, size in _sizes(entry))),
+            _bytes(sum(_sizes(entry))),
             _age(time.time() - entry.stat().st_mtime),
             "" if loss is None else f"{loss:.4g}",
             status,
@@ -100,12 +102,12 @@ def verify_command(
         with console.status(f"Reading {at}"):
             found = digests.damage(at)
         damaged += bool(found)
-        sizes = [size for _, size in _sizes(at)]
+        sizes = _sizes(at)
         told = f"{len(sizes)} files, {_bytes(sum(sizes))}, {time.perf_counter() - begin:.1f} s"
         state = Text("damaged", "red") if found else Text("good")
-        console.print(f"{at}: ", state, f" ({told})", sep="", soft_wrap=True)
+        console.say(f"{at}: ", state, f" ({told})", sep="")
         for sentence in found:
-            console.print(f"  {sentence}", soft_wrap=True)
+            console.say(f"  {sentence}")
     sys.exit(1 if damaged else 0)
 
 
@@ -133,14 +135,14 @@ def diff_command(
         table.add_row(*astuple(each)[:3], f"{each.largest:.3g}", f"{relative:.3g}")
     if differences:
         console.print(table)
-    configs = [dict(_leaves(own.read_json(path, "config"))) for path in (first, second)]
+    configs = [flatten_dict(own.read_json(path, "config"), sep=".") for path in (first, second)]
     lines = [
         f"config {name}: {configs[0].get(name, 'absent')} → {configs[1].get(name, 'absent')}"
         for name in sorted(set(configs[0]) | set(configs[1]))
         if configs[0].get(name, "absent") != configs[1].get(name, "absent")
     ]
     for line in lines:
-        console.print(line, soft_wrap=True)
+        console.say(line)
     console.print(
         f"{len(differences)} of {len(names)} arrays and {len(lines)} fields of the config differ."
     )
@@ -205,7 +207,7 @@ def export_command(
     for name in ("config", "assets"):
         (out / f"{name}.json").write_text(json.dumps(own.read_json(path, name), indent=2) + "\n")
     files = len(split.filename_to_tensors)
-    console.print(f"{out}: {which} of step {path.name} in {files} files.", soft_wrap=True)
+    console.say(f"{out}: {which} of step {path.name} in {files} files.")
 
 
 @app.command(name="seal")
@@ -222,7 +224,7 @@ def seal_command(path: Where) -> None:
             f"{path} already has digests; run `verify` to compare its files with them."
         )
     digests.write_digests(path, digests.digest_files(path, digests.names(path)))
-    Console().print(f"{path / digests.NAME}: written.", soft_wrap=True)
+    Console().say(f"{path / digests.NAME}: written.")
 
 
 @app.command(name="push")
@@ -266,7 +268,7 @@ def push_command(
             scores = _evaluations(found.parent.parent)
         card = model_card(url, kind, config, step, scores, own_version(), dataset)
         page = push(folder, names, url, card, options, kind="model")
-    console.print(f"Pushed {path} to {page}; load it with load_policy('{url}').", soft_wrap=True)
+    console.say(f"Pushed {path} to {page}; load it with load_policy('{url}').")
 
 
 def _stage(found: Path, folder: Path, whole: bool) -> None:
@@ -351,24 +353,14 @@ def _regions(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
         yield (slice(start, min(start + rows, shape[0])),)
 
 
-def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Fields of nested JSON by their path."""
-    if not isinstance(value, dict):
-        yield name, value
-        return
-    for key, part in value.items():
-        yield from _leaves(part, f"{name}.{key}" if name else key)
-
-
 def _number(entry: Path) -> int:
     """The step in a folder's name, wherever it stands; -1 if there is none."""
     digits = entry.name.lstrip(".").partition(".")[0]
     return int(digits) if digits.isdigit() else -1
 
 
-def _sizes(folder: Path) -> list[tuple[Path, int]]:
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return [(path, path.stat().st_size) for path in files]
+def _sizes(folder: Path) -> list[int]:
+    return [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
 
 
 def _bytes(count: float) -> str:

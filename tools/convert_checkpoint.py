@@ -17,7 +17,6 @@ import tyro
 
 from models import Policy
 from models.config import to_json
-from models.files.own_file import run_file
 from models.files.terminal import Console, guard_tracebacks
 from models.flow.flow import Solver
 from models.formats import writers
@@ -79,19 +78,18 @@ def main(
       options: facts about the policy that its files do not contain.
     """
     with in_a_line(writing=target):
-        if family is not None:
-            run_file(family)
-        policy = load(source, options, steps=euler_steps, solver=solver, dtype=dtype)
+        policy = load(
+            source, options, euler_steps=euler_steps, solver=solver, dtype=dtype, family=family
+        )
         convert(policy, target, to)
     console, compute = Console(stderr=True), policy.model.config.compute
     if compute.quantized and to != "chiliad":
-        console.print(
+        console.say(
             f"Kernels at {compute.quantized!r} were quantised to {compute.quantized_kind}; they "
             "were written as f32 with the same values, and their adapters were merged into "
             "them.",
-            soft_wrap=True,
         )
-    console.print(f"Wrote {target} ({to}).", soft_wrap=True)
+    console.say(f"Wrote {target} ({to}).")
 
 
 def _write_own(policy: Policy, target: Path) -> None:
@@ -107,11 +105,7 @@ def _write_own(policy: Policy, target: Path) -> None:
 
 
 def _led(policy: Policy, processor: Processor) -> Processor:
-    """The processor with the acting robot before the others, because reading takes the first one.
-
-    Raises:
-      ValueError: the model tells robots apart by their order.
-    """
+    """The processor with the acting robot before the others, because reading takes the first."""
     chosen, robots = policy.embodiment, processor.embodiments
     if chosen and policy.model.config.embodiments is not None:
         raise ValueError(

@@ -16,7 +16,6 @@ from rich.table import Table
 from rich.text import Text
 
 from data import open_dataset
-from data.dataset import use_format
 from data.files.checksums import CHECKSUMS, damaged_files, write_checksums
 from data.files.folder import open_folder
 from data.files.job import in_threads, running
@@ -31,10 +30,11 @@ from data.view.view import write_page, write_recording
 from models import Scaling
 from models.files.terminal import Console, guard_tracebacks
 from models.files.whole_text import write_whole
+from tools.command_line.bars import progress, steps
 from tools.command_line.consent import consent
 from tools.command_line.ending import in_a_line
-from tools.command_line.push import PushOptions, licence, own_version, push
-from tools.datasets.bars import progress, steps
+from tools.command_line.push import PushOptions, licence, push
+from tools.command_line.versions import own_version
 from tools.datasets.browse import browse_command
 from tools.datasets.catalogue import catalogue_command
 from tools.datasets.edit import edit_command
@@ -42,7 +42,13 @@ from tools.datasets.from_robot import from_robot_command
 from tools.datasets.idle import idle_command
 from tools.datasets.importing import import_command
 from tools.datasets.place import ALONE, HERE, LakeOptions, RayOptions, lake, on_cluster
-from tools.datasets.shown import robot_of, show_dataset, show_difference, show_statistics
+from tools.datasets.shown import (
+    console_for,
+    robot_of,
+    show_dataset,
+    show_difference,
+    show_statistics,
+)
 from tools.datasets.versions import absolute
 from tools.recipes.insulation import VOCABULARY, measured, opened, trained
 from tools.recipes.presets import load_preset
@@ -86,7 +92,7 @@ def validate_command(
         data_format: Your own format to read it with; the file is run (docs/own_dataset.md).
         options: Work on a cluster.
     """
-    console = _console(data_format)
+    console = console_for(data_format)
     with on_cluster(options, console, data_format), steps() as report:
         problems = validate(absolute(path) if options.chosen else path, report)
     if json_file is not None:
@@ -98,7 +104,7 @@ def validate_command(
             colour = "red" if problem.severity == "error" else "yellow"
             table.add_row(Text(problem.severity, colour), problem.message)
         console.print(table)
-    console.print(f"{errors} errors, {len(problems) - errors} warnings in {path}.", soft_wrap=True)
+    console.say(f"{errors} errors, {len(problems) - errors} warnings in {path}.")
     sys.exit(1 if errors else 0)
 
 
@@ -112,7 +118,7 @@ def checksums_command(path: DatasetPath) -> None:
     """
     open_dataset(path)
     write_checksums(Path(path))
-    Console().print(f"{Path(path) / CHECKSUMS}: written.", soft_wrap=True)
+    Console().say(f"{Path(path) / CHECKSUMS}: written.")
 
 
 @app.command(name="verify")
@@ -137,8 +143,8 @@ def verify_command(path: StorePath) -> None:
     with progress("Verifying", "MB") as report:
         found = list(damaged(folder, lambda done, total: report(done // 10**6, total // 10**6)))
     for error in found:
-        console.print(f"{error}", soft_wrap=True)
-    console.print(f"{len(found)} damaged files in {path}.", soft_wrap=True)
+        console.say(f"{error}")
+    console.say(f"{len(found)} damaged files in {path}.")
     sys.exit(1 if found else 0)
 
 
@@ -158,7 +164,7 @@ def stats_command(
         data_format: Your own format to read them with; the file is run (docs/own_dataset.md).
         options: Work on a cluster.
     """
-    console = _console(data_format)
+    console = console_for(data_format)
     datasets = {path: open_dataset(absolute(path) if options.chosen else path) for path in paths}
     robots: dict[str, list[str]] = {}
     for path, dataset in datasets.items():
@@ -176,7 +182,7 @@ def stats_command(
         show_statistics(console, of_path[path], dataset)
     for robot, group in robots.items():
         if len(group) > 1:
-            console.print(f"{robot}: {', '.join(group)} together", soft_wrap=True)
+            console.say(f"{robot}: {', '.join(group)} together")
             show_statistics(console, of_robot[robot], datasets[group[0]])
     if json_file is not None:
         plain = {path: _plain(stats) for path, stats in of_path.items()}
@@ -199,7 +205,7 @@ def diff_command(
         json_file: File to write the whole comparison to.
         data_format: Your own format to read them with; the file is run (docs/own_dataset.md).
     """
-    console = _console(data_format)
+    console = console_for(data_format)
     ours, theirs = open_dataset(first), open_dataset(second)
     with steps() as report:
         found = difference(ours, theirs, report)
@@ -225,15 +231,15 @@ def view_command(
         rerun: Recording to write for rerun's viewer (needs `pip install -e '.[view]'`).
         data_format: Your own format to read it with; the file is run (docs/own_dataset.md).
     """
-    console = _console(data_format)
+    console = console_for(data_format)
     dataset = open_dataset(path)
     if out is not None or rerun is None:
         out = out or Path(f"episode-{episode}.html")
         write_page(dataset, episode, out)
-        console.print(f"{out}: open it in a browser.", soft_wrap=True)
+        console.say(f"{out}: open it in a browser.")
     if rerun is not None:
         write_recording(dataset, episode, rerun)
-        console.print(f"{rerun}: open it with `rerun {rerun}`.", soft_wrap=True)
+        console.say(f"{rerun}: open it with `rerun {rerun}`.")
 
 
 @app.command(name="convert")
@@ -269,13 +275,13 @@ def convert_command(
             f"--data-format is {data_format}, but only LeRobot v2.1 can be converted to v3.0; "
             "make a frame store (--to store)."
         )
-    console = _console(data_format)
+    console = console_for(data_format)
     made = lake(options, console, [path], data_format=data_format)
     if to == "v3.0":
         with in_a_line(writing=out), made as note, progress("Copying") as report:
             upgraded = upgrade(absolute(path), out, progress=report)
             note(out)
-        console.print(f"{out}: LeRobot v3.0, {upgraded.num_frames} frames.", soft_wrap=True)
+        console.say(f"{out}: LeRobot v3.0, {upgraded.num_frames} frames.")
         return
     threads = running(in_threads(workers)) if workers and not options.chosen else nullcontext()
     kept = "The finished part of the store is kept; run the same command again to continue."
@@ -283,9 +289,7 @@ def convert_command(
         dataset = open_dataset(absolute(path))
         store = build_store(dataset, out, image_size, encoding, report, resize)
         note(out)
-    console.print(
-        f"{out}: {store.lengths.sum()} frames of {len(store.cameras)} cameras.", soft_wrap=True
-    )
+    console.say(f"{out}: {store.lengths.sum()} frames of {len(store.cameras)} cameras.")
 
 
 @app.command(name="push")
@@ -313,7 +317,7 @@ def push_command(
     card = dataset_card(url, kind, dataset, own_version())
     tag = str(json.loads(info.read_bytes())["codebase_version"])
     page = push(path, names, url, card, options, kind="dataset", tag=tag)
-    console.print(f"Pushed {path} to {page}; train on it with --data {url}.", soft_wrap=True)
+    console.say(f"Pushed {path} to {page}; train on it with --data {url}.")
 
 
 @app.command(name="fast")
@@ -343,7 +347,7 @@ def fast_command(
         trust: Run the transforms that a mixture's file names.
         data_format: Your own format to read it with; the file is run (docs/own_dataset.md).
     """
-    console, run = _console(data_format), load_preset(preset)
+    console, run = console_for(data_format), load_preset(preset)
     if out.exists():
         raise ValueError(f"{out}: already exists; delete it or choose another folder.")
     if horizon is not None and horizon < 1:
@@ -360,24 +364,15 @@ def fast_command(
             consent=consent(trust, True, console),
         ) as spelling,
     ):
-        fast = trained(spelling, vocabulary, scale, console)
+        fast = trained(spelling, vocabulary, console, scale)
         found = measured(spelling, fast, console)
         robot = spelling.processor.embodiments[0]
         fast.save(out, spelling.processor.horizon, len(robot.actions.offset))
-    console.print(
+    console.say(
         f"{out}: {fast.size} tokens. A chunk of {found.values} numbers takes {found.tokens:.1f} "
         f"(at most {found.longest}), {found.compression:.1f} numbers to a token; decoded, it is "
         f"{found.error:.4f} off in normalised units (RMS over {found.chunks} chunks).",
-        soft_wrap=True,
-        highlight=False,
     )
-
-
-def _console(data_format: str) -> Console:
-    """The terminal of a command that opens datasets, including those of a user's own format."""
-    if data_format:
-        use_format(data_format)
-    return Console()
 
 
 def _plain(statistics: dict[str, Stats]) -> dict[str, dict[str, list]]:

@@ -89,12 +89,11 @@ def _run(config: DemoConfig, console: Console) -> dict[str, object]:
         stage("record", f"Recording {episodes} scripted demonstrations of '{config.task}'"),
         Progress(console=console, transient=True) as progress,
     ):
-        task = progress.add_task("Recording", total=episodes)
         recorded = record_dataset(
             RecordConfig(
                 out=dataset, suite=f"tabletop-{config.task}", episodes=episodes, seed=config.seed
             ),
-            lambda done, total: progress.update(task, completed=done),
+            progress.bar("Recording"),
         )
     console.print(f"{dataset}: a LeRobot v3.0 dataset of {recorded['frames']} frames.")
     with stage("train", f"Training the tiny VLA for {steps} steps on packed batches"):

@@ -28,7 +28,9 @@ _PROGRAM = "python -m tools.evaluate"
 def main() -> None:
     """Command line."""
     if any(argument.partition("=")[0] == "--data" for argument in sys.argv[1:]):
-        _main_open_loop()
+        look = tyro.cli(OpenLoopConfig, prog=_PROGRAM, description=open_loop.__doc__)
+        with in_a_line(writing=look.out):
+            open_loop.run(look, Console())
         return
     arguments = current_options(sys.argv[1:], EvaluateConfig, steps="euler_steps")
     config = tyro.cli(EvaluateConfig, args=arguments, prog=_PROGRAM, description=__doc__)
@@ -36,14 +38,6 @@ def main() -> None:
     kept = f"Finished episodes are kept in {journal}; run the same command again to continue."
     with in_a_line(kept, writing=config.out):
         run(config, Console())
-
-
-def _main_open_loop() -> None:
-    config = tyro.cli(
-        OpenLoopConfig, args=sys.argv[1:], prog=_PROGRAM, description=open_loop.__doc__
-    )
-    with in_a_line(writing=config.out):
-        open_loop.run(config, Console())
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ restarts from the run's last checkpoint.
 """
 
 import sys
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Annotated
 
 import tyro
@@ -22,7 +22,8 @@ from parallel.hosts.supervisor import LaunchPlan, supervise
 
 @dataclass(frozen=True)
 class Options:
-    """Number of processes, and reaction to one that fails."""
+    """Number of processes, and reaction to one that fails: the fields of a `LaunchPlan`, in its
+    order."""
 
     processes: Annotated[int, tyro.conf.arg(aliases=["-n"])]
     """Number of processes on this machine."""
@@ -56,18 +57,8 @@ def main() -> None:
         sys.exit(exits.REFUSED)
     if command[0] == "python":
         command[0] = sys.executable
-    plan = LaunchPlan(
-        command,
-        options.processes,
-        options.devices_per_process,
-        options.max_restarts,
-        options.min_processes,
-        options.nodes,
-        options.node_rank,
-        options.coordinator,
-    )
     try:
-        sys.exit(supervise(plan))
+        sys.exit(supervise(LaunchPlan(command, *astuple(options))))
     except (ValueError, FileNotFoundError) as error:
         print(harmless(f"error: {error}"), file=sys.stderr)
         sys.exit(exits.REFUSED)

@@ -337,8 +337,7 @@ def _model(config: ModelConfig, remat: Remat, precision: Precision) -> Any:
 
 
 def _read(run: PlannedRun) -> tuple[ModelConfig, OptimizerConfig, Layout]:
-    """A preset's model and optimizer, and rows that the run's samples, with their numbers of images
-    and text tokens, fill without a gap."""
+    """A preset's model and optimizer, and rows that the run's samples fill without a gap."""
     preset = load_preset(run.preset)
     samples = run.samples or preset.rows.samples
     model = preset.model.computing(unroll=True) if run.unroll else preset.model
@@ -382,7 +381,7 @@ def _details(best: dict[str, Any], console: Console) -> None:
         )
     minutes = best["save_every_seconds"] / 60
     lines.append(f"Save every {minutes:.0f} min; goodput {best['goodput']:.1%}.")
-    console.print("\n".join(lines), highlight=False)
+    console.print("\n".join(lines))
 
 
 def _check_path(option: str, path: Path | None, *endings: str) -> None:

@@ -26,7 +26,6 @@ import tyro
 
 from data.mixture.recorded import read_pictures, read_recorded
 from models import PackedBatch, Policy
-from models.files.own_file import run_file
 from models.files.terminal import Console, Progress, guard_tracebacks
 from models.layers.calibrated import Moments, calibrated_kernel, watched
 from models.layers.quantized import Kernel, Kind, Rounding
@@ -174,9 +173,7 @@ def main(
             raise ValueError(
                 "--observations needs --calibrate, the dataset that they are taken from."
             )
-        if family is not None:
-            run_file(family)
-        policy = load(source, options, dtype=dtype)
+        policy = load(source, options, dtype=dtype, family=family)
         with Progress(console=console, transient=True) as progress:
             rounding = None
             if calibrate is not None:
@@ -185,21 +182,16 @@ def main(
             small = quantize(policy, kernels, kind, activations, rounding)
         error = action_error(policy, small, random_batch(policy.model.config, rows=1, samples=1))
         convert(small, target, "chiliad")
-    console.print(
+    console.say(
         f"Wrote {target}: {size(policy.params):,} bytes became {size(small.params):,}; on a random "
         f"observation actions differ by {error:.2%}.",
-        soft_wrap=True,
     )
 
 
 def _calibrated(
     policy: Policy, data: str, observations: int, progress: Progress, pattern: str
 ) -> Rounding:
-    acting = progress.add_task("Acting on recorded observations", total=None)
-
-    def acted(done: int, total: int) -> None:
-        progress.update(acting, completed=done, total=total)
-
+    acted = progress.bar("Acting on recorded observations")
     moments = recorded_moments(policy, pattern, data, observations, acted)
     kernels = progress.add_task("Rounding kernels", total=len(moments))
 

@@ -12,9 +12,9 @@ counted. An episode is on disk when it ends, and --resume continues an interrupt
 import sys
 
 import tyro
-from rich.progress import BarColumn, MofNCompleteColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from models.files.terminal import Console, Progress, TextColumn, guard_tracebacks
+from models.files.terminal import Console, guard_tracebacks
+from tools.command_line.bars import progress
 from tools.command_line.ending import in_a_line
 from tools.command_line.options import current_options
 from tools.recipes.recording import RecordConfig, record_dataset
@@ -22,24 +22,12 @@ from tools.recipes.recording import RecordConfig, record_dataset
 
 def main(config: RecordConfig, console: Console) -> None:
     """Records with a progress bar and reports the result."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]:.1f} episodes/s"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task("Starting", total=None, rate=0.0)
-
-        def progress(done: int, total: int) -> None:
-            elapsed = bar.tasks[task].elapsed or 0.0
-            rate = done / elapsed if elapsed else 0.0
-            bar.update(task, completed=done, total=total, description="Recording", rate=rate)
-
-        with in_a_line("Finished episodes are kept; continue with --resume.", writing=config.out):
-            summary = record_dataset(config, progress)
+    kept = "Finished episodes are kept; continue with --resume."
+    with (
+        progress("Recording", "episodes", digits=1, before="Starting", console=console) as report,
+        in_a_line(kept, writing=config.out),
+    ):
+        summary = record_dataset(config, report)
     made = f"{config.out}: {summary['kept']} episodes, {summary['frames']} frames"
     if summary["tried"] is None:
         console.print(f"{made}; the recording was already complete.")

@@ -25,9 +25,7 @@ from models.files.terminal import Console, guard_tracebacks
 from parallel.hosts.stop import leave_at_once
 from parallel.hosts.watchdog import Watchdog
 from rl.config import RlConfig
-from rl.population.population import (
-    PopulationConfig,
-)
+from rl.population.population import PopulationConfig
 from tools.command_line.ending import in_a_line
 from tools.command_line.options import current_options
 from tools.recipes.presets import take_preset

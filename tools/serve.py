@@ -20,18 +20,14 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
 
 import tyro
 
 from models import Policy
-from models.files.own_file import run_file
 from models.files.terminal import Console, Progress, guard_tracebacks, harmless, logger
-from models.flow.flow import Solver
 from models.flow.realtime_chunking import Chunking
 from tools.command_line.options import current_options, with_value
-from tools.recipes import policy as recipe
-from tools.recipes.policy import PolicyOptions
+from tools.recipes.policy import LoadConfig
 from tools.serving.engine import Engine
 from tools.serving.limits import Limits
 from tools.serving.listener import reserve_descriptors
@@ -52,7 +48,7 @@ _NOISE = {
 
 
 @dataclass(frozen=True)
-class ServeConfig:
+class ServeConfig(LoadConfig):
     """Policy, address and limits of a server."""
 
     checkpoint: Path | None = None
@@ -87,16 +83,6 @@ class ServeConfig:
     or one to go with it; default: the user's cache."""
     deadline: float = 0.01
     """Longest time that a request waits for others to share its batch, in seconds."""
-    euler_steps: int | None = None
-    """Steps of the flow sampler; default: the policy's own."""
-    solver: Solver | None = None
-    """Method of the sampler's steps: euler, or the second-order ab2, both with one evaluation per
-    step; default: the policy's own."""
-    dtype: str | None = None
-    """Dtype of the parameters in memory, such as bfloat16; default: as saved by Chiliad, float32
-    for checkpoints of other codes."""
-    family: Path | None = None
-    """Python file that defines the model's family, if it is not one of ours; the file is run."""
     longest_prompt: int | None = None
     """Longest prompt in tokens; longer ones are refused. Fewer lengths need compiling at start."""
     chunking: Chunking = "none"
@@ -104,7 +90,6 @@ class ServeConfig:
     continues that chunk, drawn by guidance (guided) or as the policy was trained to (trained).
     Compiles twice as much at start."""
     limits: Limits = field(default_factory=Limits)
-    options: Annotated[PolicyOptions, tyro.conf.arg(name="")] = field(default_factory=PolicyOptions)
 
 
 def load(config: ServeConfig) -> Policy:
@@ -116,16 +101,7 @@ def load(config: ServeConfig) -> Policy:
     """
     if config.checkpoint is None:
         raise ValueError("There is no policy to load; give --checkpoint.")
-    if config.family is not None:
-        run_file(config.family)
-    policy = recipe.load(
-        config.checkpoint,
-        config.options,
-        steps=config.euler_steps,
-        solver=config.solver,
-        dtype=config.dtype,
-        apart=True,
-    )
+    policy = config.load(config.checkpoint)
     if policy.processor is not None and config.longest_prompt is not None:
         limit = policy.processor.text_limit
         if not 1 <= config.longest_prompt <= limit:
@@ -145,7 +121,7 @@ def run(config: ServeConfig, console: Console) -> int:
     """
     if (config.checkpoint is None) == (config.replay is None):
         raise ValueError("Give either --checkpoint, or --replay with a dataset.")
-    token, tls = _token(config), _tls(config)
+    token, tls = read_token(config.token_file), _tls(config)
     reserve_descriptors(config.limits)
     for line in exposed(config):
         console.print(line)
@@ -165,10 +141,10 @@ def run(config: ServeConfig, console: Console) -> int:
             keep_compiled()
             engine = opened.enter_context(_engine(config, metrics))
             with Progress(console=console, transient=True) as progress:
-                task = progress.add_task("Compiling", total=None)
+                bar = progress.bar("Compiling")
 
                 def show(done: int, of: int) -> None:
-                    progress.update(task, completed=done, total=of)
+                    bar(done, of)
                     report(done, of)
 
                 (engine.warm if config.whole_start else engine.start)(show)
@@ -223,31 +199,18 @@ async def _serve(
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    scheme = "ws" if tls is None else "wss"
-
-    def listening(port: int) -> None:
-        console.print(
-            f"Listening on {scheme}://{config.host}:{port}; clients wait until it is ready."
-        )
-
-    def ready(port: int, answers: Answers) -> None:
-        expected = list(answers.metadata["inputs"])
-        line = f"Serving on {scheme}://{config.host}:{port}; clients send {expected}."
-        console.print(line)
-
+    at = f"{'ws' if tls is None else 'wss'}://{config.host}"
     return await server.run(
         *(config.host, config.port, stop),
         tls=tls,
-        listening=listening,
+        listening=lambda port: console.print(
+            f"Listening on {at}:{port}; clients wait until it is ready."
+        ),
         prepare=prepare,
-        ready=ready,
+        ready=lambda port, answers: console.print(
+            f"Serving on {at}:{port}; clients send {list(answers.metadata['inputs'])}."
+        ),
     )
-
-
-def _token(config: ServeConfig) -> str | None:
-    if config.token_file is None:
-        return None
-    return read_token(config.token_file)
 
 
 def _tls(config: ServeConfig) -> ssl.SSLContext | None:

@@ -10,7 +10,7 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, TypeVar
@@ -62,6 +62,10 @@ class Console(rich.console.Console):
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=harmless(segment.text))
 
+    def say(self, *parts: Any, **how: Any) -> None:
+        """Prints a line that nothing but the terminal itself breaks."""
+        self.print(*parts, soft_wrap=True, **how)
+
     def status(self, status: rich.console.RenderableType, **how: Any) -> Status:
         """A line beside a spinner."""
         shown = self.render_str(status) if isinstance(status, str) else status
@@ -98,6 +102,11 @@ class Progress(rich.progress.Progress):
         disable = options.pop("disable", False) or unseen
         super().__init__(*columns, console=console, disable=disable, **options)
 
+    def bar(self, what: str) -> Callable[[int, int], None]:
+        """Adds a bar; returns the function that moves it, called with (done, total)."""
+        task = self.add_task(what, total=None)
+        return lambda done, total: self.update(task, completed=done, total=total)
+
     def stop(self) -> None:
         """Stops drawing, with the bars in their current state; rich itself leaves a notebook's bars
         as last drawn."""
@@ -112,10 +121,17 @@ class Progress(rich.progress.Progress):
         return TextColumn("{task.description}", "progress.description"), *others
 
 
-def track(values: Iterable[Value], doing: str, *, console: Console) -> Iterator[Value]:
+def track(
+    values: Iterable[Value],
+    doing: str,
+    *,
+    console: Console,
+    total: int | None = None,
+    transient: bool = False,
+) -> Iterator[Value]:
     """Yields the values and draws a bar that shows how many have been taken."""
-    with Progress(console=console) as progress:
-        yield from progress.track(values, description=doing)
+    with Progress(console=console, transient=transient) as progress:
+        yield from progress.track(values, total, description=doing)
 
 
 class _Harmless(logging.Filter):

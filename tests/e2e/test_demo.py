@@ -4,10 +4,10 @@ that the policy learnt to lift what it is told, and that it cannot eat somebody'
 import json
 
 import pytest
-from rich.console import Console
 
 from data import open_dataset
 from models import load_policy
+from models.files.terminal import Console
 from parallel.monitor.metrics import read_metrics
 from tests.e2e.shipped import command
 from tools import demo

@@ -11,10 +11,10 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from rich.console import Console
 
 from models import Embodiment, Normalizer, Pi
 from models.config import to_json
+from models.files.terminal import Console
 from parallel.checkpoint import CheckpointWriter
 from sim.environments.tabletop import Tabletop
 from sim.journal import Journal

@@ -205,7 +205,7 @@ def test_a_policy_is_described_from_a_clone_that_is_not_installed(monkeypatch):
     def version(package):
         raise PackageNotFoundError(package)
 
-    monkeypatch.setattr("tools.command_line.push.version", version)
+    monkeypatch.setattr("tools.command_line.versions.version", version)
     told = described(whole(tiny_policy()), "stablehlo", "policy.stablehlo", {}, None)
     assert told["made_by"] == "chiliad from a clone"
 

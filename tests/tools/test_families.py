@@ -10,12 +10,12 @@ import jax
 import numpy as np
 import pytest
 import tyro
-from rich.console import Console
 
 from models import Pi, Policy, load_policy
 from models.checkpoints import own
 from models.config import from_json
 from models.files.own_file import run_file
+from models.files.terminal import Console
 from models.formats import writers
 from models.model import _FAMILIES, ModelConfig
 from parallel.monitor.metrics import read_metrics

@@ -11,12 +11,12 @@ import jax
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
-from rich.console import Console
 
 from data.lerobot.writer import DatasetWriter
 from data.mixture.mixed import Scales
 from data.mixture.mixture import RobotConfig
 from models import Policy, Scaling, load_policy
+from models.files.terminal import Console
 from models.load import inspect_params
 from parallel.monitor.metrics import read_metrics
 from tests.helpers.models.groot_whole import lerobots_folder, nvidias_folder, write_modality

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sentencepiece
-from rich.console import Console
 
 from data.lerobot.writer import DatasetWriter
 from models import Policy, load_policy
 from models.checkpoints.statistics_file import read_scale
 from models.families.pi.released import CAMERAS
+from models.files.terminal import Console
 from tests.helpers.models.openpi_numbers import FIXTURES
 from tests.helpers.tools.served import client, serving
 from tests.helpers.tools.small_run import losses, one_device

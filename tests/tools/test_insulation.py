@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from data.lerobot.writer import DatasetWriter
 from models import load_policy
+from models.files.terminal import Console
 from models.inputs.fast import Fast
 from parallel.mesh import MeshConfig
 from parallel.monitor.metrics import read_metrics

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from models import load_policy
 from models.files.own_file import named_in_file
+from models.files.terminal import Console
 from models.model import _FAMILIES, FLOW, groups_of, rules_of
 from models.robot_policy import RobotPolicy
 from parallel.mesh import MeshConfig

@@ -7,10 +7,10 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from rich.console import Console
 
 from models import load_policy
 from models.files.own_file import named_in_file, run_file
+from models.files.terminal import Console
 from models.formats import writers
 from models.inputs.packed_batch import count_code, pack
 from parallel.mesh import MeshConfig

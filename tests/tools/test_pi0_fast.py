@@ -9,9 +9,9 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from rich.console import Console
 
 from models import Normalizer, load_policy
+from models.files.terminal import Console
 from models.inputs.fast import Fast
 from models.load import inspect_params
 from parallel.mesh import MeshConfig

@@ -14,11 +14,11 @@ import jax
 import numpy as np
 import pytest
 import tyro
-from rich.console import Console
 
 from models import load_policy
 from models.checkpoints import own
 from models.config import to_json
+from models.files.terminal import Console
 from parallel.checkpoint import copy
 from parallel.hosts.stop import StopSignals
 from parallel.monitor.metrics import read_metrics

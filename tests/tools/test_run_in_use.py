@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
+from models.files.terminal import Console
 from parallel.hosts import exits
 from parallel.runs.run_lock import InUse
 from rl.population.population import PopulationConfig

@@ -1,8 +1,8 @@
 """Every command that takes a checkpoint refuses sealed nonsense in one sentence."""
 
 import pytest
-from rich.console import Console
 
+from models.files.terminal import Console
 from models.load import trained_preparation
 from rl.config import RlConfig
 from tests.helpers.models.sealed_files import put, saved, sealed

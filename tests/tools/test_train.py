@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from data.errors import DatasetError
 from models import load_policy
 from models.checkpoints import own
 from models.config import from_json, to_json
+from models.files.terminal import Console
 from parallel.mesh import MeshConfig
 from parallel.monitor.metrics import read_metrics
 from tests.helpers.data.flips import flips

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from data.mixture.mixture import DatasetConfig
 from models import load_policy
+from models.files.terminal import Console
 from parallel.monitor.metrics import read_metrics
 from tests.helpers.tools.small_run import SMALL, losses, one_device, write_dataset
 from tools import train

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from models import load_policy
+from models.files.terminal import Console
 from models.layers.layers import Lora
 from parallel.mesh import MeshConfig
 from tests.helpers.tools.small_run import MODEL, SMALL, losses, one_device, write_dataset

@@ -22,10 +22,9 @@ def consent(trust: bool, alone: bool, console: Console) -> Consent:
 def _ask(console: Console, mixture: Path, transform: Transform) -> bool:
     if remembered(mixture, transform):
         return True
-    console.print(
+    console.say(
         f"{mixture} names '{transform.function}' of {Path(transform.file).resolve()} as a "
         "transform, a program that runs with your rights.",
-        soft_wrap=True,
     )
     try:
         answer = console.input(

@@ -6,7 +6,6 @@ Existing files are replaced only on request, and a new repository is private by 
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from models.files import hub
@@ -98,11 +97,3 @@ def licence(options: PushOptions, console: Console) -> str:
             "cc-by-4.0 or other."
         )
     return str(given).strip()
-
-
-def own_version() -> str:
-    """Version of Chiliad."""
-    try:
-        return version("chiliad")
-    except PackageNotFoundError:
-        return "from a clone"

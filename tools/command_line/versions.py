@@ -1,4 +1,4 @@
-"""Description of the machine in reports and benchmarks."""
+"""Versions of Chiliad and of what it runs on, for reports, cards and benchmarks."""
 
 import os
 import platform
@@ -17,10 +17,15 @@ def versions() -> dict[str, str]:
     devices = jax.devices()
     return {
         "python": platform.python_version(),
-        **{package: _version(package) for package in _PACKAGES},
+        **{package: _version(package, "not installed") for package in _PACKAGES},
         "hardware": f"{len(devices)} × {devices[0].device_kind}; {_processor()}, "
         f"{os.cpu_count()} cores",
     }
+
+
+def own_version() -> str:
+    """Version of Chiliad."""
+    return _version("chiliad", "from a clone")
 
 
 def commit() -> str | None:
@@ -40,11 +45,11 @@ def commit() -> str | None:
     return head + "+changes" * bool(changes)
 
 
-def _version(package: str) -> str:
+def _version(package: str, absent: str) -> str:
     try:
         return version(package)
-    except PackageNotFoundError:  # a benchmark that works without it
-        return "not installed"
+    except PackageNotFoundError:
+        return absent
 
 
 def _processor() -> str:

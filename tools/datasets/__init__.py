@@ -1,1 +1,1 @@
-"""Parts of `python -m tools.data`: its larger commands, tables and progress bars."""
+"""Parts of `python -m tools.data`: its larger commands and tables."""

@@ -6,12 +6,11 @@ from typing import Annotated
 import tyro
 
 from data import open_dataset
-from data.dataset import use_format
 from data.statistics.idle import IdleLimits
 from data.view.browse import write_browser
-from models.files.terminal import Console
+from tools.command_line.bars import steps
 from tools.command_line.ending import in_a_line
-from tools.datasets.bars import steps
+from tools.datasets.shown import console_for
 
 BrowsedPath = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
 _LIMITS = IdleLimits()
@@ -38,17 +37,14 @@ def browse_command(
         columns: Columns that show movement; default: observation.state and action.
         data_format: Your own format to read it with; the file is run (docs/own_dataset.md).
     """
-    if data_format:
-        use_format(data_format)
-    limits, console = IdleLimits(still, seconds), Console()
+    limits, console = IdleLimits(still, seconds), console_for(data_format)
     dataset = open_dataset(path)
     other = open_dataset(against) if against else None
     kept = "Finished images are kept; run the same command again to continue."
     with in_a_line(kept, writing=out), steps() as report:
         counts = write_browser(dataset, out, report, against=other, limits=limits, columns=columns)
     said = ", ".join(f"{count} {mark}" for mark, count in counts.items() if count)
-    console.print(
+    console.say(
         f"{out / 'index.html'}: {len(dataset.lengths)} episodes ({said or 'none is odd'}); open it "
         "in a browser.",
-        soft_wrap=True,
     )

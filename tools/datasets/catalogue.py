@@ -39,7 +39,7 @@ def catalogue_command(
         _show(console, lineage(versions, find(versions, there)))
     else:
         _show(console, [(0, version) for version in versions])
-        console.print(f"{len(versions)} versions in {url}.", soft_wrap=True)
+        console.say(f"{len(versions)} versions in {url}.")
 
 
 def _show(console: Console, versions: list[tuple[int, DatasetVersion]]) -> None:

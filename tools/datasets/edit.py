@@ -13,8 +13,8 @@ from data.errors import DatasetError
 from data.files.partial import partial_of
 from data.video.encoding import Codec, VideoEncoding
 from models.files.terminal import Console
+from tools.command_line.bars import progress
 from tools.command_line.ending import in_a_line
-from tools.datasets.bars import progress
 from tools.datasets.place import ALONE, LakeOptions, lake
 from tools.datasets.versions import absolute
 
@@ -113,7 +113,7 @@ def edit_command(
         for name in plans:
             note(out / name)
     for name, plan in plans.items():
-        console.print(f"{out / name}: {_said(plan)}", soft_wrap=True)
+        console.say(f"{out / name}: {_said(plan)}")
     if in_place:
         console.print(f"{out}.old is the dataset as it was; delete it when you no longer need it.")
 

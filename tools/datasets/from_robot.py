@@ -22,8 +22,8 @@ from data.lerobot.writer import DatasetWriter
 from data.statistics.difference import DELTA_T
 from data.video.encoding import even
 from models.files.terminal import Console
+from tools.command_line.bars import progress
 from tools.command_line.ending import in_a_line
-from tools.datasets.bars import progress
 
 SeenPath = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SEEN")]
 OutPath = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
@@ -117,7 +117,7 @@ def from_robot_command(seen: SeenPath, out: OutPath) -> None:
     with in_a_line(writing=out), progress("Writing", "episodes") as report:
         for done in write_robot_dataset(seen, out):
             report(done, total)
-    Console().print(f"{out}: {total} episodes.", soft_wrap=True)
+    Console().say(f"{out}: {total} episodes.")
 
 
 def _picture(stored: Any) -> UInt8[np.ndarray, "_h _w 3"]:

@@ -10,14 +10,12 @@ import tyro
 from rich.table import Column
 
 from data import open_dataset
-from data.dataset import use_format
 from data.statistics.idle import IdleFrames, IdleLimits, find_idle, to_json
 from data.view.idle_page import write_idle_page
 from models.files.terminal import Console
 from models.files.whole_text import write_whole
-from tools.command_line.ending import in_a_line
-from tools.datasets.bars import steps
-from tools.datasets.shown import table
+from tools.command_line.bars import steps
+from tools.datasets.shown import console_for, table
 
 IdlePath = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
 _LIMITS = IdleLimits()
@@ -45,33 +43,24 @@ def idle_command(
         plot: Page to draw the stretches on.
         data_format: Your own format to read it with; the file is run (docs/own_dataset.md).
     """
-    if data_format:
-        use_format(data_format)
-    limits, console = IdleLimits(still, seconds), Console()
+    limits, console = IdleLimits(still, seconds), console_for(data_format)
     dataset = open_dataset(path)
     with steps() as report:
         found = list(find_idle(dataset, limits, columns, report))
     _show(console, found)
     total = int(dataset.lengths.sum())
-    counts = [sum(int(mask.sum()) for mask in masks) for masks in _masks(found)]
+    counts = (sum(int(getattr(one, kind).sum()) for one in found) for kind in ("still", "doubled"))
     shares = [f"{count} frames ({100 * count / total:.1f} %)" for count in counts]
-    console.print(
+    console.say(
         f"{path}: {shares[0]} still (within {100 * still:g} % of each dimension's range for "
         f"{seconds:g} s or more); {shares[1]} doubled (the same values as the frame before).",
-        soft_wrap=True,
     )
     if json_file is not None:
-        with in_a_line():
-            write_whole(json_file, json.dumps(to_json(dataset, limits, found, columns)) + "\n")
+        write_whole(json_file, json.dumps(to_json(dataset, limits, found, columns)) + "\n")
         console.print(f'{json_file}: give it as "frames" of the dataset in a mixture.')
     if plot is not None:
-        with in_a_line():
-            write_idle_page(dataset, limits, found, plot)
-        console.print(f"{plot}: open it in a browser.", soft_wrap=True)
-
-
-def _masks(found: list[IdleFrames]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    return [idle.still for idle in found], [idle.doubled for idle in found]
+        write_idle_page(dataset, limits, found, plot)
+        console.say(f"{plot}: open it in a browser.")
 
 
 def _show(console: Console, found: list[IdleFrames]) -> None:

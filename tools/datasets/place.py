@@ -66,7 +66,7 @@ def on_cluster(options: RayOptions, console: Console, data_format: str = "") -> 
     with on_ray(options.ray_address or "local") as (run, tally):
         with running(run):
             yield
-        console.print(str(tally), soft_wrap=True)
+        console.say(str(tally))
 
 
 @contextmanager
@@ -99,6 +99,6 @@ def lake(
         def note(path: str | Path) -> None:
             catalogue.add([*new, version_of(str(path), typed(), sources)])
             new.clear()
-            console.print(f"Recorded {path} in the catalogue {url}.", soft_wrap=True)
+            console.say(f"Recorded {path} in the catalogue {url}.")
 
         yield note

@@ -9,7 +9,8 @@ from rich.text import Text
 
 from data import Dataset
 from data.columns import BOOKKEEPING
-from data.statistics.difference import RecordingDifference
+from data.dataset import use_format
+from data.statistics.difference import CameraLooks, RecordingDifference, RecordingFacts
 from data.statistics.scaling import narrow
 from data.statistics.stats import Stats
 from data.view.view import dimension_names
@@ -19,15 +20,21 @@ _MOST_SHOWN = 1000
 """Largest number of characters of a task."""
 
 
+def console_for(data_format: str) -> Console:
+    """The terminal of a command that opens datasets, including those of a user's own format."""
+    if data_format:
+        use_format(data_format)
+    return Console()
+
+
 def show_dataset(console: Console, path: str, dataset: Dataset) -> None:
     """Size, rate and cameras, and how many episodes begin with each task."""
-    console.print(
+    console.say(
         Text(path, "bold"),
         f": {robot_of(dataset)}, {len(dataset.lengths)} episodes, "
         f"{dataset.lengths.sum()} frames at {dataset.fps} fps, "
         f"cameras {', '.join(dataset.cameras) or 'none'}",
         sep="",
-        soft_wrap=True,
     )
     tasks = table(Column("Episodes", justify="right"), "Task")
     runs = dataset.runs
@@ -64,30 +71,11 @@ def show_statistics(console: Console, statistics: dict[str, Stats], dataset: Dat
 def show_difference(console: Console, found: RecordingDifference) -> None:
     """Facts and ranges side by side, then each difference that matters."""
     facts = table(Column("", no_wrap=True), "First", "Second")
-    sides = found.first, found.second
-    facts.add_row("path", *(side.path for side in sides))
-    facts.add_row("robot", *(side.robot or "unknown" for side in sides))
-    facts.add_row("frames per second", *(f"{side.fps:g}" for side in sides))
-    facts.add_row("episodes, frames", *(f"{side.episodes}, {side.frames}" for side in sides))
-    facts.add_row(
-        "time between frames",
-        *(
-            f"{side.delta_t[0]:.3g} s, up to {side.delta_t[1]:.3g}" if side.delta_t else "unknown"
-            for side in sides
-        ),
-    )
-    for camera in dict.fromkeys([*found.first.cameras, *found.second.cameras]):
-        looks = (side.cameras.get(camera) for side in sides)
-        facts.add_row(
-            camera,
-            *(
-                f"{x.size[0]} × {x.size[1]}, RGB {' '.join(f'{v:.2f}' for v in x.mean)}"
-                if x
-                else "none"
-                for x in looks
-            ),
-        )
-    facts.add_row("prompts", *(f"{len(side.prompts)}" for side in sides))
+    cameras = list(dict.fromkeys([*found.first.cameras, *found.second.cameras]))
+    heads = ("path", "robot", "frames per second", "episodes, frames", "time between frames")
+    sides = (_facts(side, cameras) for side in (found.first, found.second))
+    for row in zip((*heads, *cameras, "prompts"), *sides, strict=True):
+        facts.add_row(*row)
     console.print(facts)
     console.print()
     numbers = (Column(name, justify="right", no_wrap=True) for name in ("B q01", "B q99"))
@@ -105,7 +93,7 @@ def show_difference(console: Console, found: RecordingDifference) -> None:
     console.print(ranges)
     console.print()
     for finding in found.findings:
-        console.print(Text("differs", "yellow"), Text(finding), soft_wrap=True)
+        console.say(Text("differs", "yellow"), Text(finding))
     console.print(f"{len(found.findings)} differences that matter.")
 
 
@@ -118,3 +106,20 @@ def robot_of(dataset: Dataset) -> str:
 def table(*columns: Column | str) -> Table:
     """A table in the style that all of them share."""
     return Table(*columns, box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+
+
+def _facts(side: RecordingFacts, cameras: list[str]) -> list[str]:
+    looks = [side.cameras.get(camera) for camera in cameras]
+    return [
+        side.path,
+        side.robot or "unknown",
+        f"{side.fps:g}",
+        f"{side.episodes}, {side.frames}",
+        f"{side.delta_t[0]:.3g} s, up to {side.delta_t[1]:.3g}" if side.delta_t else "unknown",
+        *("none" if look is None else _look(look) for look in looks),
+        f"{len(side.prompts)}",
+    ]
+
+
+def _look(look: CameraLooks) -> str:
+    return f"{look.size[0]} × {look.size[1]}, RGB {' '.join(f'{v:.2f}' for v in look.mean)}"

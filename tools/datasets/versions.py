@@ -40,20 +40,16 @@ def version_of(
     where, folder = absolute(path), open_folder(path)
     made, of = datetime.now(UTC), tuple(dict.fromkeys(parent.digest for parent in parents))
     if folder.exists(DESCRIPTION):
-        store = open_store(path)
-        digest = described(folder)["files"]
+        lengths, digest = open_store(path).lengths, described(folder)["files"]
         size = sum(size for size, _ in listed(folder, digest).values())
-        counts = len(store.lengths), int(store.lengths.sum())
-        return DatasetVersion(
-            _name(path), where, digest, "frame store", *counts, size, made, command, of
-        )
-    dataset = open_dataset(path)
-    version = getattr(dataset, "info", {}).get("codebase_version", "")
-    kind = f"{find_format(path).name} {version}".strip()
-    counts = len(dataset.lengths), int(dataset.lengths.sum())
-    return DatasetVersion(
-        dataset.name, where, dataset.digest, kind, *counts, _bytes(path), made, command, of
-    )
+        name, kind = path.rstrip("/").rpartition("/")[2], "frame store"
+    else:
+        dataset = open_dataset(path)
+        lengths, digest, size, name = dataset.lengths, dataset.digest, _bytes(path), dataset.name
+        version = getattr(dataset, "info", {}).get("codebase_version", "")
+        kind = f"{find_format(path).name} {version}".strip()
+    counts = len(lengths), int(lengths.sum())
+    return DatasetVersion(name, where, digest, kind, *counts, size, made, command, of)
 
 
 def recordings(paths: Sequence[str]) -> list[DatasetVersion]:
@@ -67,12 +63,8 @@ def recordings(paths: Sequence[str]) -> list[DatasetVersion]:
             name = one.relative_to(file).as_posix()
             digest.update(f"{name}:{sha256(one)}\n".encode())
         size = sum(one.stat().st_size for one in inside)
-        made = datetime.now(UTC)
-        where = str(file.absolute())
-        row = DatasetVersion(
-            file.name, where, digest.hexdigest(), kind.name, None, None, size, made
-        )
-        found.append(row)
+        about = file.name, str(file.absolute()), digest.hexdigest(), kind.name
+        found.append(DatasetVersion(*about, None, None, size, datetime.now(UTC)))
     return found
 
 
@@ -81,15 +73,9 @@ def absolute(path: str | Path) -> str:
     return str(path) if "://" in str(path) else str(Path(path).absolute())
 
 
-def _name(path: str) -> str:
-    return path.rstrip("/").rpartition("/")[2]
-
-
 def _bytes(path: str) -> int:
     """Bytes of all files of a dataset."""
-    if "://" not in path:
-        return sum(file.stat().st_size for file in Path(path).rglob("*") if file.is_file())
-    if path.startswith("hf://"):
-        folder = open_folder(path)
-        return sum(map(folder.size, folder.list("**/*")))
-    return sum(file.size for file in Bucket(path).list().values())
+    if "://" in path and not path.startswith("hf://"):
+        return sum(file.size for file in Bucket(path).list().values())
+    folder = open_folder(path)
+    return sum(map(folder.size, folder.list("**/*")))

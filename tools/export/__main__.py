@@ -10,14 +10,12 @@ runs the program with numpy and jax or onnxruntime, and turns prompts into token
 """
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
 from data import open_dataset
 from data.mixture.mixture import DatasetConfig
-from models import Policy
-from models.files.own_file import run_file
 from models.files.terminal import Console, guard_tracebacks
 from models.flow.flow import Solver
 from tools.command_line.ending import in_a_line
@@ -57,8 +55,6 @@ def main(
       options: facts about the policy that its files do not contain.
     """
     with in_a_line(writing=out):
-        if family is not None:
-            run_file(family)
         if to == "onnx" and dtype not in (None, "float32"):
             raise ValueError(f"dtype is {dtype}, but ONNX is written in float32; leave it out.")
         policy = load(
@@ -67,16 +63,15 @@ def main(
             steps=euler_steps,
             solver=solver,
             dtype="float32" if to == "onnx" else dtype,
+            family=family,
         )
-        names = None if data is None else _names(policy, data)
+        names = {}
+        if data is not None:
+            recording = bound(policy, DatasetConfig(data), open_dataset(data))
+            names = {"state": recording.state_names, "actions": recording.action_names}
         write(policy, out, to, cameras=sent, batch=batch, names=names)
     size = sum(file.stat().st_size for file in out.iterdir()) / 2**20
-    Console(stderr=True).print(f"Wrote {out} ({to}, {size:,.0f} MiB).", soft_wrap=True)
-
-
-def _names(policy: Policy, data: str) -> dict[str, Any]:
-    recording = bound(policy, DatasetConfig(data), open_dataset(data))
-    return {"state": list(recording.state_names), "actions": list(recording.action_names)}
+    Console(stderr=True).say(f"Wrote {out} ({to}, {size:,.0f} MiB).")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from models.inputs.bpe import ByteBpe
 from models.inputs.embodiment import Embodiment
 from models.inputs.processor import Processor
 from models.inputs.tokenizer import SentencePiece, TextTokenizer, Tokenizer
-from tools.command_line.push import own_version
+from tools.command_line.versions import own_version
 from tools.export.act import Act, Specs
 
 _AXES = {

@@ -25,8 +25,12 @@ def _plain(operator: str, w: Writer, equation: Any, *x: Value, **how: Any) -> No
     return w.add(operator, x, *_like(equation), **how)
 
 
-def _same(w: Writer, equation: Any, x: Value) -> Value:
-    return x
+def _in_turn(first: str, then: str, w: Writer, equation: Any, *x: Value) -> Node:
+    return _plain(then, w, equation, _plain(first, w, equation, *x))
+
+
+def _same(w: Writer, equation: Any, *x: Value) -> list[Value]:
+    return list(x)
 
 
 def _bool(w: Writer, equation: Any, *x: Value, logical: str, bitwise: str) -> Node:
@@ -58,22 +62,6 @@ def _cast(w: Writer, x: Value, dtype: Any) -> Value:
     return w.add("Cast", [x], x.shape, dtype, to=kind(dtype))
 
 
-def _barrier(w: Writer, equation: Any, *x: Value) -> list[Value]:
-    return list(x)
-
-
-def _reshape(w: Writer, equation: Any, x: Value) -> Value:
-    return _reshaped(w, x, _like(equation)[0])
-
-
-def _convert(w: Writer, equation: Any, x: Value) -> Value:
-    return _cast(w, x, _like(equation)[1])
-
-
-def _transpose(w: Writer, equation: Any, x: Value) -> Value:
-    return _transposed(w, x, equation.params["permutation"])
-
-
 def _broadcast(w: Writer, equation: Any, x: Value) -> Value:
     shape, axes = equation.params["shape"], equation.params["broadcast_dimensions"]
     kept = dict(zip(axes, x.shape, strict=True))
@@ -88,11 +76,6 @@ def _iota(w: Writer, equation: Any) -> Value:
     line = np.arange(shape[axis], dtype=equation.params["dtype"])
     line = line.reshape([-1 if i == axis else 1 for i in range(len(shape))])
     return w.add("Expand", [line, np.array(shape, np.int64)], shape, line.dtype)
-
-
-def _compared(w: Writer, equation: Any, x: Value, y: Value) -> Node:
-    equal = w.add("Equal", [x, y], *_like(equation))
-    return w.add("Not", [equal], *_like(equation))
 
 
 def _reduced(operator: str, w: Writer, equation: Any, x: Value) -> Value:
@@ -111,39 +94,15 @@ def _extreme(operator: str, w: Writer, equation: Any, x: Value) -> Value:
     return _cast(w, w.add(operator, [x], shape, np.int64, axis=axis, keepdims=0), dtype)
 
 
-def _square(w: Writer, equation: Any, x: Value) -> Node:
-    return w.add("Mul", [x, x], *_like(equation))
-
-
-def _rsqrt(w: Writer, equation: Any, x: Value) -> Node:
-    return w.add("Reciprocal", [w.add("Sqrt", [x], *_like(equation))], *_like(equation))
-
-
-def _log1p(w: Writer, equation: Any, x: Value) -> Node:
-    return w.add(
-        "Log", [w.add("Add", [x, np.ones((), x.dtype)], *_like(equation))], *_like(equation)
-    )
-
-
-def _integer_pow(w: Writer, equation: Any, x: Value) -> Node:
-    power = equation.params["y"]
-    return w.add("Pow", [x, np.asarray(power, x.dtype)], *_like(equation))
-
-
 def _round(w: Writer, equation: Any, x: Value) -> Node:
     if equation.params["rounding_method"] != jax.lax.RoundingMethod.TO_NEAREST_EVEN:
         raise ValueError("ONNX can only round halves to even numbers; export to stablehlo.")
-    return w.add("Round", [x], *_like(equation))
+    return _plain("Round", w, equation, x)
 
 
 def _finite(w: Writer, equation: Any, x: Value) -> Node:
-    shape, dtype = _like(equation)
-    odd = [w.add(operator, [x], shape, dtype) for operator in ("IsNaN", "IsInf")]
-    return w.add("Not", [w.add("Or", odd, shape, dtype)], shape, dtype)
-
-
-def _clamp(w: Writer, equation: Any, low: Value, x: Value, high: Value) -> Node:
-    return w.add("Min", [w.add("Max", [x, low], *_like(equation)), high], *_like(equation))
+    odd = [_plain(operator, w, equation, x) for operator in ("IsNaN", "IsInf")]
+    return _in_turn("Or", "Not", w, equation, *odd)
 
 
 def _select(w: Writer, equation: Any, which: Value, *cases: Value) -> Node:
@@ -189,10 +148,6 @@ def _reversed(w: Writer, equation: Any, x: Value) -> Node:
     return _sliced(w, x, begin, end, step, x.shape)
 
 
-def _concatenate(w: Writer, equation: Any, *x: Value) -> Node:
-    return w.add("Concat", x, *_like(equation), axis=equation.params["dimension"])
-
-
 def _stack(w: Writer, equation: Any, *x: Value) -> Node:
     axis = equation.params["axis"]
     shape = (*x[0].shape[:axis], 1, *x[0].shape[axis:])
@@ -226,7 +181,7 @@ def _pad(w: Writer, equation: Any, x: Value, filler: Value) -> Node:
 def _cumsum(w: Writer, equation: Any, x: Value) -> Node:
     p = equation.params
     axis = np.asarray(p["axis"], np.int64)
-    return w.add("CumSum", [x, axis], *_like(equation), reverse=int(p["reverse"]))
+    return _plain("CumSum", w, equation, x, axis, reverse=int(p["reverse"]))
 
 
 def _product(w: Writer, equation: Any, x: Value, y: Value) -> Value:
@@ -235,14 +190,8 @@ def _product(w: Writer, equation: Any, x: Value, y: Value) -> Value:
     x_free = [i for i in range(len(x.shape)) if i not in (*x_sum, *x_rows)]
     y_free = [i for i in range(len(y.shape)) if i not in (*y_sum, *y_rows)]
     rows = [x.shape[i] for i in x_rows]
-    many, summed, wide = (
-        prod(sizes)
-        for sizes in (
-            [x.shape[i] for i in x_free],
-            [x.shape[i] for i in x_sum],
-            [y.shape[i] for i in y_free],
-        )
-    )
+    many, summed = (prod(x.shape[i] for i in axes) for axes in (x_free, x_sum))
+    wide = prod(y.shape[i] for i in y_free)
     left = _transposed(w, _cast(w, x, dtype), [*x_rows, *x_free, *x_sum])
     right = _transposed(w, _cast(w, y, dtype), [*y_rows, *y_sum, *y_free])
     pair = [_reshaped(w, left, [*rows, many, summed]), _reshaped(w, right, [*rows, summed, wide])]
@@ -346,7 +295,7 @@ def _scan(w: Writer, equation: Any, *operands: Value) -> list[Value]:
     consts, carries = len(fixed), len(begin)
     if not lists:
         lists = (np.arange(p["length"], dtype=np.int64),)
-    body = w.body()
+    body = Writer(w.rules, w)
     carried = [Node(w.name("carry"), x.shape, x.dtype) for x in begin]
     items = [Node(w.name("item"), x.shape[1:], x.dtype) for x in lists]
     read = items[: len(closed.jaxpr.invars) - consts - carries]
@@ -370,8 +319,7 @@ def _scan(w: Writer, equation: Any, *operands: Value) -> list[Value]:
 
 
 def _scanned(params: Any, operands: Sequence[Value]) -> tuple[Sequence[Value], ...]:
-    """A loop's constants, its carry, and the arrays of which it takes one slice per iteration. JAX
-    gives their numbers, from 0.12 on as trees."""
+    """A loop's constants, carry and sliced arrays; JAX 0.12 gives their numbers as trees."""
     if "ft_in" in params:
         return tuple(map(tuple, params["ft_in"].update(operands).unpack()))
     consts, carries = params["num_consts"], params["num_carry"]
@@ -380,9 +328,11 @@ def _scanned(params: Any, operands: Sequence[Value]) -> tuple[Sequence[Value], .
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(
-        ("name", "stop_gradient", "copy", "copy_p", "sharding_constraint", "reduce_precision"),
+        ("name", "stop_gradient", "copy", "copy_p", "sharding_constraint", "reduce_precision",
+         "optimization_barrier"),
         _same,
     ),
+    **dict.fromkeys(("reshape", "squeeze"), lambda w, eq, x: _reshaped(w, x, _like(eq)[0])),
     **{
         name: partial(_plain, operator)
         for name, operator in {
@@ -411,33 +361,30 @@ RULES: dict[str, Rule] = {
     "scatter-max": partial(_scatter, "max"),
     "scatter-add": partial(_scatter, "add"),
     "broadcast_in_dim": _broadcast,
-    "clamp": _clamp,
-    "concatenate": _concatenate,
+    "clamp": lambda w, eq, low, x, high: _plain("Min", w, eq, _plain("Max", w, eq, x, low), high),
+    "concatenate": lambda w, eq, *x: _plain("Concat", w, eq, *x, axis=eq.params["dimension"]),
     "conv_general_dilated": _convolution,
-    "convert_element_type": _convert,
+    "convert_element_type": lambda w, eq, x: _cast(w, x, _like(eq)[1]),
     "cumsum": _cumsum,
     "dot_general": _product,
     "dynamic_slice": _dynamic_slice,
     "gather": _gather,
-    "integer_pow": _integer_pow,
+    "integer_pow": lambda w, eq, x: _plain("Pow", w, eq, x, np.asarray(eq.params["y"], x.dtype)),
     "iota": _iota,
     "is_finite": _finite,
-    "log1p": _log1p,
-    "ne": _compared,
-    "optimization_barrier": _barrier,
+    "log1p": lambda w, eq, x: _in_turn("Add", "Log", w, eq, x, np.ones((), x.dtype)),
+    "ne": partial(_in_turn, "Equal", "Not"),
     "pad": _pad,
-    "reshape": _reshape,
     "rev": _reversed,
     "round": _round,
-    "rsqrt": _rsqrt,
+    "rsqrt": partial(_in_turn, "Sqrt", "Reciprocal"),
     "scan": _scan,
     "select_n": _select,
     "slice": _slice,
     "split": _split,
     "unstack": _unstacked,
-    "square": _square,
-    "squeeze": _reshape,
+    "square": lambda w, eq, x: _plain("Mul", w, eq, x, x),
     "stack": _stack,
-    "transpose": _transpose,
+    "transpose": lambda w, eq, x: _transposed(w, x, eq.params["permutation"]),
 }  # fmt: skip
 """Rules by the primitive's name."""

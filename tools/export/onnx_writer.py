@@ -2,8 +2,7 @@
 
 We have our own writer because jax2onnx 0.15 to 0.17.1 require an older orbax-checkpoint than the
 one that reads checkpoints. Loops stay loops (`Scan`), stacked weights stay stacked, and values that
-depend on no input are computed here. `models.attention` and the samplers need some sixty
-primitives, each with a rule in `onnx_rules`; any other primitive is refused by name.
+depend on no input are computed here; a primitive without a rule in `onnx_rules` is refused by name.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -56,10 +55,6 @@ class Writer:
     def root(self) -> "Writer":
         """The outermost graph, which holds all constants."""
         return self if self.outer is None else self.outer.root
-
-    def body(self) -> "Writer":
-        """A graph within this one."""
-        return Writer(self.rules, self)
 
     def name(self, hint: str) -> str:
         """A name that no other value has."""

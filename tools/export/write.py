@@ -60,8 +60,7 @@ def _stablehlo(act: Act, out: Path) -> tuple[str, dict[str, str]]:
 
 
 def _plain(x: np.ndarray) -> np.ndarray:
-    """An array that numpy's files can hold: the bits of dtypes that they do not know, such as
-    bfloat16."""
+    """An array that numpy's files can hold: of a dtype like bfloat16, the bits."""
     return x if x.dtype.isbuiltin == 1 else x.view(f"u{x.dtype.itemsize}")
 
 

@@ -1,10 +1,9 @@
 """Evaluation in simulation while training continues: the trainer stops to copy the averaged
 parameters, and a thread lets them act on the suite's starts.
 
-Every evaluation adds a line to closed_loop.jsonl. An evaluation that is due while another runs
-waits for it, and is left out if the next one is due meanwhile: the trainer never waits, and its
-last parameters are always evaluated. With several hosts, the first one evaluates; all take part in
-the copy.
+Every evaluation adds a line to closed_loop.jsonl; with several hosts, the first one evaluates. An
+evaluation that is due while another runs waits for it, and is left out if the next one is due
+meanwhile: the trainer never waits, and its last parameters are always evaluated.
 """
 
 import json
@@ -12,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ class _Abandoned(Exception):
     pass
 
 
-class ClosedLoop:
+class ClosedLoop(AbstractContextManager["ClosedLoop"]):
     """Runs evaluations; use it as a context manager. The end of the block waits for the last
     evaluation; an error or `abandon` ends that evaluation with its current episode.
 
@@ -107,9 +106,6 @@ class ClosedLoop:
     def abandon(self) -> None:
         """Gives up the evaluation that is running."""
         self._abandoned.set()
-
-    def __enter__(self) -> "ClosedLoop":
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:

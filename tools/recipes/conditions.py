@@ -11,18 +11,11 @@ from typing import Any, Literal
 import jax
 import numpy as np
 from jaxtyping import Float, UInt32
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    ProgressColumn,
-    Task,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import ProgressColumn, Task
 from rich.text import Text
 
 from models import Policy
-from models.files.terminal import Console, Progress, TextColumn
+from models.files.terminal import Console, Progress
 from models.robot_policy import RobotPolicy
 from models.session import RobotSession
 from sim.acting import Control
@@ -33,6 +26,7 @@ from sim.protocol import Observation, Slots, Spec, Start
 from sim.results import Episode, Evaluation, joined
 from sim.suite import Suite
 from sim.suites import load_suite
+from tools.command_line.bars import columns
 from tools.serving.remote import RemotePolicy, RemoteRobot
 
 Beside = Literal["untrained", "expert", "wrong-prompt", "blank-image"]
@@ -334,7 +328,10 @@ def evaluate_all(
         "replan_steps": replan_steps,
     } | ({"source": suite.source} if suite.source else {})
     parts: dict[str, list[Evaluation]] = {condition.name: [] for condition in wanted}
-    with _progress(console) as progress:
+    bars = Progress(
+        *columns(_Rate()), console=console, transient=True, speed_estimate_period=_SPEED_SECONDS
+    )
+    with bars as progress:
 
         def evaluated(
             condition: Condition, opened: Slots, group: tuple[str, ...], size: int
@@ -488,17 +485,3 @@ class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
         return Text(f"{60 * speed:.1f}/min" if speed else "")
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        _Rate(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        speed_estimate_period=_SPEED_SECONDS,
-    )

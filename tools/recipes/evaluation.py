@@ -10,10 +10,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import tyro
 
 from data.video.video import encode_mp4
 from models import Policy
@@ -22,9 +21,7 @@ from models.checkpoints.remote import local
 from models.config import to_json
 from models.files.own_file import run_file
 from models.files.terminal import Console
-from models.flow.flow import Solver
 from models.flow.realtime_chunking import Chunking
-from parallel.checkpoint import find
 from parallel.monitor.metrics import read_metrics
 from parallel.runs.atomic import replace_text
 from parallel.runs.json_lines import set_damage_aside
@@ -44,7 +41,13 @@ from tools.recipes.conditions import (
     evaluate_all,
     perturbations,
 )
-from tools.recipes.policy import PolicyOptions, camera_map, given_options, load
+from tools.recipes.policy import (
+    LoadConfig,
+    PolicyOptions,
+    camera_map,
+    given_options,
+    own_checkpoint,
+)
 from tools.serving.remote import RemotePolicy
 from tools.serving.token import read_token
 
@@ -53,7 +56,7 @@ JOURNAL = "episodes.jsonl"
 
 
 @dataclass(frozen=True)
-class EvaluateConfig:
+class EvaluateConfig(LoadConfig):
     """Policy, suite and size of an evaluation."""
 
     checkpoint: Path | None = None
@@ -77,11 +80,6 @@ class EvaluateConfig:
     """Continuation of the previous chunk (docs/chunking.md): none switches to the new chunk, guided
     draws the new chunk towards what was planned, trained gives the committed actions to a policy
     that was trained to continue them."""
-    euler_steps: int | None = None
-    """Steps of the flow sampler; default: each policy's own."""
-    solver: Solver | None = None
-    """Method of the sampler's steps: euler, or the second-order ab2, both with one evaluation per
-    step; default: each policy's own."""
     controls: tuple[Beside, ...] = ()
     """Controls on the same starts: the same network untrained, the suite's scripted expert, the
     policy given another goal, the policy shown images of zeros."""
@@ -95,12 +93,6 @@ class EvaluateConfig:
     """Server to evaluate instead of a checkpoint: ws://HOST:PORT or wss://…, ours or openpi's."""
     token_file: Path | None = None
     """File whose only line is the token that this server requires."""
-    dtype: str | None = None
-    """Dtype of the parameters in memory, such as bfloat16; default: as saved by Chiliad, float32
-    for checkpoints of other codes."""
-    options: Annotated[PolicyOptions, tyro.conf.arg(name="")] = field(default_factory=PolicyOptions)
-    family: Path | None = None
-    """Python file that defines the model's family, if it is not one of ours; the file is run."""
 
 
 def run(config: EvaluateConfig, console: Console) -> dict[str, Evaluation]:
@@ -111,17 +103,14 @@ def run(config: EvaluateConfig, console: Console) -> dict[str, Evaluation]:
         the folder holds episodes of another evaluation, or another run is at work in it.
     """
     _check(config)
-    with locked(config.out, console):
-        return _run(config, console)
-
-
-def _run(config: EvaluateConfig, console: Console) -> dict[str, Evaluation]:
-    if config.family is not None:
-        run_file(config.family)
-    suite = load_suite(config.suite)
-    with ExitStack() as opened:
+    with locked(config.out, console), ExitStack() as opened:
+        if config.family is not None:
+            run_file(config.family)
+        suite = load_suite(config.suite)
         if config.checkpoint is None:
-            acting = _Acting.behind(opened.enter_context(_remote(config)), console)
+            token, cameras = read_token(config.token_file), camera_map(config.options.cameras)
+            remote = RemotePolicy(str(config.policy), token, cameras)
+            acting = _Acting.behind(opened.enter_context(remote), console)
         else:
             acting = _Acting.of(at := local(config.checkpoint), _load(at, config))
         return _evaluated(config, acting, suite, console)
@@ -131,12 +120,9 @@ def _evaluated(
     config: EvaluateConfig, acting: "_Acting", suite: Suite, console: Console
 ) -> dict[str, Evaluation]:
     options, dtype, cameras = config.options, config.dtype, config.options.cameras
-    of_server = config.policy is not None  # then so are --cameras, and no other option
-    loaded = (
-        given_options(PolicyOptions(cameras=cameras))
-        if of_server
-        else given_options(options, dtype)
-    )
+    loaded = given_options(options, dtype)
+    if of_server := config.policy is not None:  # then so are --cameras, and no other option
+        loaded = given_options(PolicyOptions(cameras=cameras))
     usual = conditions(acting.policy, config.controls, acting.identity)
     wanted = [replace(condition, loaded=loaded) for condition in usual]
     if config.compare is not None:
@@ -227,8 +213,7 @@ def _beside(change: Perturbation, results: Mapping[str, Evaluation]) -> Perturbe
 
 @dataclass(frozen=True)
 class _Acting:
-    """A policy with what a report says about it: `identity` distinguishes it from any other,
-    `folder` is its run's folder."""
+    """A policy with what a report says about it; `identity` distinguishes it from any other."""
 
     policy: Policy | RemotePolicy
     name: str
@@ -238,32 +223,25 @@ class _Acting:
 
     @classmethod
     def of(cls, checkpoint: Path, policy: Policy) -> "_Acting":
-        config = _config_of(checkpoint, policy)
-        return cls(policy, str(checkpoint), _identity(checkpoint), _run_folder(checkpoint), config)
+        name, identity = str(checkpoint), _identity(checkpoint)
+        if (found := own_checkpoint(checkpoint)) is None:
+            return cls(policy, name, identity, None, {"model": to_json(policy.model.config)})
+        return cls(policy, name, identity, found.parent.parent, own.read_json(found, "config"))
 
     @classmethod
     def behind(cls, policy: RemotePolicy, console: Console) -> "_Acting":
         says = json.dumps(policy.metadata, sort_keys=True, default=str)
-        console.print(f"The server at {policy.url} describes itself as {says}", soft_wrap=True)
+        console.say(f"The server at {policy.url} describes itself as {says}")
         identity = f"{policy.url}, {zlib.crc32(says.encode()):08x}"
         return cls(policy, policy.url, identity, None, {"server": json.loads(says)})
 
 
 def _load(checkpoint: Path, config: EvaluateConfig) -> Policy:
-    policy = load(
-        checkpoint,
-        config.options,
-        steps=config.euler_steps,
-        solver=config.solver,
-        dtype=config.dtype,
-        apart=True,
-    )
-    return replace(policy, chunking=config.chunking)
+    return replace(config.load(checkpoint), chunking=config.chunking)
 
 
 def _check(config: EvaluateConfig) -> None:
-    """Raises ValueError unless the config names the one policy to evaluate, and says how to load it
-    only if it is a checkpoint."""
+    """Refuses all but one policy to evaluate, and options of loading for one behind a server."""
     if (config.checkpoint is None) == (config.policy is None):
         raise ValueError(
             "Give either --checkpoint, or --policy with a server's URL (ws://HOST:PORT)."
@@ -290,31 +268,9 @@ def _check(config: EvaluateConfig) -> None:
         )
 
 
-def _remote(config: EvaluateConfig) -> RemotePolicy:
-    token = None if config.token_file is None else read_token(config.token_file)
-    return RemotePolicy(str(config.policy), token, camera_map(config.options.cameras))
-
-
-def _is_own(checkpoint: Path) -> bool:
-    try:
-        return digests.is_sealed(find(checkpoint))
-    except FileNotFoundError:
-        return False
-
-
 def _identity(checkpoint: Path) -> str:
     """Text that is the same for the same parameters, wherever a checkpoint of ours lies."""
-    if not _is_own(checkpoint):
+    found = own_checkpoint(checkpoint)
+    if found is None:
         return str(checkpoint.resolve())
-    found = find(checkpoint)
     return f"step {found.name}, {zlib.crc32((found / digests.NAME).read_bytes()):08x}"
-
-
-def _run_folder(checkpoint: Path) -> Path | None:
-    return find(checkpoint).parent.parent if _is_own(checkpoint) else None
-
-
-def _config_of(checkpoint: Path, policy: Policy) -> Mapping[str, Any]:
-    if _is_own(checkpoint):
-        return own.read_json(checkpoint, "config")
-    return {"model": to_json(policy.model.config)}

@@ -31,7 +31,7 @@ from data.store.convert import DESCRIPTION
 from data.store.numbers import open_numbers
 from data.store.store import Store, open_store
 from models import Processor, Scaling
-from models.files.terminal import Console, Progress
+from models.files.terminal import Console, Progress, track
 from models.inputs.action_tokens import ActionTokens, last_free
 from models.inputs.fast import Fast
 from models.inputs.pictures import Antialiased
@@ -45,7 +45,6 @@ _Chunk = tuple[str, int, int, Float32[np.ndarray, "h d"]]
 """Dataset, episode and frame, and the chunk that begins there."""
 
 _TRAINED_ON = 1 << 16
-_SHOWN = 1 << 10
 
 
 class SpellingFigures(NamedTuple):
@@ -71,6 +70,10 @@ class Spelling:
 
     mixed: Mixed
     processor: Processor
+
+    def tracked(self, what: str, console: Console) -> Iterator[_Chunk]:
+        """`chunks`, counted on the console."""
+        return track(self.chunks(), what, console=console, total=self.total, transient=True)
 
     def chunks(self) -> Iterator[_Chunk]:
         """Every chunk, in the form that action tokens encode."""
@@ -173,6 +176,11 @@ def subtask_texts(mixed: Mixed) -> list[str]:
     return list(dict.fromkeys(text for told in found if told is not None for text in told.texts))
 
 
+def short_digest(told: object) -> str:
+    """16 digits of a digest of what is printed of an object."""
+    return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+
+
 def _longest_subtask(mixed: Mixed, processor: Processor, weight: float) -> int:
     """Tokens of the longest subtask that any dataset has."""
     if not (texts := subtask_texts(mixed)):
@@ -204,9 +212,7 @@ def _with_fast(
             "leave --fast out to use that one."
         )
     fast = before or given
-    key = hashlib.sha256(
-        repr((mixed.digest, mixed.embodiments, config.model.horizon)).encode()
-    ).hexdigest()[:16]
+    key = short_digest((mixed.digest, mixed.embodiments, config.model.horizon))
     if fast is None:
         vocabulary = config.model.vocabulary
         text = processor.tokenizer
@@ -217,17 +223,15 @@ def _with_fast(
         if not kept.is_dir():
             _train_into(kept, spelling, min(VOCABULARY, room), console)
         fast = Fast.load(kept)
-        console.print(
+        console.say(
             f"FAST tokenizer of {fast.size} tokens trained on the training episodes' chunks: "
             f"{kept}",
-            soft_wrap=True,
         )
     top = last_free(config.model.vocabulary, processor.tokenizer)
     if before is not None and begun is not None and begun.targets is not None:
         top = begun.targets.top
     tokens = replace(processor.targets or ActionTokens(None, 0), fast=fast, top=top)
-    digest = hashlib.sha256(repr((key, fast)).encode()).hexdigest()[:16]
-    counted = cache / f"action-tokens-{digest}.json"
+    counted = cache / f"action-tokens-{short_digest((key, fast))}.json"
     if not counted.is_file():
         cached.write_json(counted, _longest_chunk(spelling, fast, console))
     where, count = cached.read_json(counted)
@@ -238,7 +242,7 @@ def _with_fast(
 def _train_into(folder: Path, spelling: Spelling, vocabulary: int, console: Console) -> None:
     """Trains a tokenizer; the folder appears when it is complete."""
     try:
-        fast = trained(spelling, vocabulary, console=console)
+        fast = trained(spelling, vocabulary, console)
     except ValueError as error:
         raise ValueError(
             f"model.vocabulary leaves {vocabulary} ids for a FAST tokenizer, which is too few "
@@ -255,9 +259,7 @@ def _train_into(folder: Path, spelling: Spelling, vocabulary: int, console: Cons
         shutil.rmtree(scratch)
 
 
-def trained(
-    spelling: Spelling, vocabulary: int, scale: float = 10.0, console: Console | None = None
-) -> Fast:
+def trained(spelling: Spelling, vocabulary: int, console: Console, scale: float = 10.0) -> Fast:
     """A FAST tokenizer for these chunks. It is trained on up to 65,536 chunks of the training
     episodes, chosen evenly, and on those of all chunks that reach furthest, so that every chunk can
     be tokenized.
@@ -271,17 +273,16 @@ def trained(
         name: set(episodes.tolist())
         for name, episodes in zip(spelling.mixed.names, spelling.mixed.training, strict=True)
     }
-    with _bar(console, "Reading chunks", spelling) as chunks:
-        for number, (name, episode, _, chunk) in enumerate(chunks):
-            if (own := Fast.reach(chunk, scale)) > reach:
-                reach = own
-                furthest.append(chunk)
-            if number % every == 0 and episode in training[name]:
-                chosen.append(chunk)
+    for i, (name, episode, _, chunk) in enumerate(spelling.tracked("Reading chunks", console)):
+        if (own := Fast.reach(chunk, scale)) > reach:
+            reach = own
+            furthest.append(chunk)
+        if i % every == 0 and episode in training[name]:
+            chosen.append(chunk)
     return Fast.train([*chosen, *furthest], vocabulary, scale)
 
 
-def measured(spelling: Spelling, fast: Fast, console: Console | None = None) -> SpellingFigures:
+def measured(spelling: Spelling, fast: Fast, console: Console) -> SpellingFigures:
     """Tokenizes every chunk and decodes it again.
 
     Raises:
@@ -289,12 +290,11 @@ def measured(spelling: Spelling, fast: Fast, console: Console | None = None) -> 
     """
     chunks = values = tokens = longest = 0
     squares = 0.0
-    with _bar(console, "Spelling chunks", spelling) as told:
-        for name, episode, frame, chunk in told:
-            ids = _spelt(fast, chunk, name, episode, frame)
-            squares += float(((fast.decode(ids, *chunk.shape) - chunk) ** 2).sum())
-            chunks, values, tokens = chunks + 1, values + chunk.size, tokens + len(ids)
-            longest = max(longest, len(ids))
+    for name, episode, frame, chunk in spelling.tracked("Spelling chunks", console):
+        ids = _spelt(fast, chunk, name, episode, frame)
+        squares += float(((fast.decode(ids, *chunk.shape) - chunk) ** 2).sum())
+        chunks, values, tokens = chunks + 1, values + chunk.size, tokens + len(ids)
+        longest = max(longest, len(ids))
     error = float(np.sqrt(squares / values))
     return SpellingFigures(chunks, tokens / chunks, longest, values // chunks, error)
 
@@ -359,11 +359,7 @@ def open_own(config: DatasetConfig, console: Console) -> Dataset | Store:
                 f"but 'subtasks' names the column '{config.subtasks}'; give the dataset itself."
             )
         with Progress(console=console, transient=True) as progress:
-            task = progress.add_task("Comparing columns", total=None)
-            store = open_store(
-                config.path,
-                lambda done, total: progress.update(task, completed=done, total=total),
-            )
+            store = open_store(config.path, progress.bar("Comparing columns"))
         if config.every % store.every:
             raise ValueError(
                 f"{config.path}: has images of one frame in {store.every}, but 'every' asks for "
@@ -389,11 +385,10 @@ def _numbers(dataset: Dataset | Store, scratch: Path) -> Frames:
 def _longest_chunk(spelling: Spelling, fast: Fast, console: Console) -> list[Any]:
     """The sample whose chunk takes most tokens, and their number."""
     found: list[Any] = ["", 0]
-    with _bar(console, "Spelling chunks", spelling) as told:
-        for name, episode, frame, chunk in told:
-            tokens = len(_spelt(fast, chunk, name, episode, frame))
-            if tokens > found[1]:
-                found = [f"{name}, episode {episode}, frame {frame}", tokens]
+    for name, episode, frame, chunk in spelling.tracked("Spelling chunks", console):
+        tokens = len(_spelt(fast, chunk, name, episode, frame))
+        if tokens > found[1]:
+            found = [f"{name}, episode {episode}, frame {frame}", tokens]
     return found
 
 
@@ -404,21 +399,3 @@ def _spelt(
         return fast.encode(chunk)
     except ValueError as error:
         raise ValueError(f"{name}, episode {episode}, frame {frame}: {error}") from None
-
-
-@contextmanager
-def _bar(console: Console | None, what: str, spelling: Spelling) -> Iterator[Iterator[_Chunk]]:
-    """The chunks, counted on the console."""
-    if console is None:
-        yield spelling.chunks()
-        return
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task(what, total=spelling.total)
-
-        def counted() -> Iterator[_Chunk]:
-            for number, chunk in enumerate(spelling.chunks()):
-                if number % _SHOWN == 0:
-                    progress.update(task, completed=number)
-                yield chunk
-
-        yield counted()

@@ -8,13 +8,12 @@ loop. It reads any dataset and works with any family of models, through `Policy`
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import tyro
 from jaxtyping import Float, Int64, UInt8
 from PIL import Image
 
@@ -23,13 +22,10 @@ from data.dataset import use_format
 from data.mixture.recorded import Divisible, RecordedEpisode, read_pictures, read_recorded
 from data.mixture.split import split_episodes
 from data.video.video import encode_mp4
-from models import Embodiment
 from models.checkpoints import own
 from models.config import to_json
-from models.files.own_file import run_file
 from models.files.terminal import Console, Progress
 from models.files.whole_text import write_whole
-from models.flow.flow import Solver
 from models.inputs.observation import RobotObservation
 from models.requests import Request
 from parallel.runs.atomic import replace_text
@@ -47,7 +43,7 @@ from tools.recipes.bound_recording import (
     opened,
     request,
 )
-from tools.recipes.policy import PolicyOptions, load
+from tools.recipes.policy import LoadConfig
 
 RESULTS, PAGE = "open_loop.json", "report.html"
 
@@ -58,7 +54,7 @@ _GRID = 8
 
 
 @dataclass(frozen=True)
-class OpenLoopConfig:
+class OpenLoopConfig(LoadConfig):
     """Policy, recording and size of an open-loop evaluation."""
 
     data: str
@@ -79,17 +75,6 @@ class OpenLoopConfig:
     """Number of worst episodes to show with video and with what the policy looks at."""
     batch: int = 8
     """Observations per batch."""
-    euler_steps: int | None = None
-    """Steps of the flow sampler; default: the policy's own."""
-    solver: Solver | None = None
-    """Method of the sampler's steps: euler, or the second-order ab2, both with one evaluation per
-    step; default: the policy's own."""
-    dtype: str | None = None
-    """Dtype of the parameters in memory, such as bfloat16; default: as saved by Chiliad, float32
-    for checkpoints of other codes."""
-    options: Annotated[PolicyOptions, tyro.conf.arg(name="")] = field(default_factory=PolicyOptions)
-    family: Path | None = None
-    """Python file that defines the model's family, if it is not one of ours; the file is run."""
     data_format: str = ""
     """Your own format to read the dataset with, path/to/file.py:NAME; the file is run."""
 
@@ -102,30 +87,16 @@ def run(config: OpenLoopConfig, console: Console) -> OpenLoop:
         other, something is not finite, or another run is at work in the folder.
     """
     _check(config)
-    if config.family is not None:
-        run_file(config.family)
     if config.data_format:
         use_format(config.data_format)
     with locked(config.out, console):
         settings, dataset = opened(config.data)
-        policy = load(
-            config.checkpoint,
-            config.options,
-            steps=config.euler_steps,
-            solver=config.solver,
-            dtype=config.dtype,
-            apart=True,
-        )
+        policy = config.load(config.checkpoint)
         recording = bound(policy, settings, dataset)
         episodes, choice = chosen_episodes(config, dataset)
         with Progress(console=console, transient=True) as progress:
-            bar = progress.add_task("Predicting", total=None)
-            result, shown = evaluate_recording(
-                config,
-                recording,
-                episodes,
-                lambda done, total: progress.update(bar, completed=done, total=total),
-            )
+            predicting = progress.bar("Predicting")
+            result, shown = evaluate_recording(config, recording, episodes, predicting)
         about = {"data": config.data, "checkpoint": str(config.checkpoint), "episodes": choice}
         text = json.dumps(about | {"result": result.to_json()}, indent=2) + "\n"
         replace_text(config.out / RESULTS, text)
@@ -145,7 +116,7 @@ def run(config: OpenLoopConfig, console: Console) -> OpenLoop:
     for name, errors in result.errors.items():
         console.print(f"  {name}: {errors.mean:.3g}")
     for finding in result.findings():
-        console.print(f"  {finding}", soft_wrap=True, markup=False)
+        console.say(f"  {finding}")
     console.print(f"Report: {config.out / PAGE}")
     return result
 
@@ -219,10 +190,11 @@ def evaluate_recording(
             predicted[name].append(policy.sample_actions(list(change(one, pictures))))
             done += len(one.at)
             progress(done, total)
+    far = np.abs(robot.state(robot.converted(states))).max(0)
     result = OpenLoop(
         recorded=told,
         predicted={name: np.concatenate(chunks) for name, chunks in predicted.items()},
-        state=_farthest(robot, recording.state_names, states),
+        state=dict(zip(recording.state_names, far.tolist(), strict=True)),
         prompts=tuple(prompt for one in seen for prompt in one.prompts),
         horizon_seconds=(reading.ahead[-1] - reading.ahead[0]) / _fps(recording),
     )
@@ -245,8 +217,7 @@ def _check(config: OpenLoopConfig) -> None:
 
 
 def _held_out_share(checkpoint: Path) -> tuple[float, int]:
-    """Share of episodes that the checkpoint's run held out, and the seed of that choice; 0 for
-    other codes' checkpoints."""
+    """Share of episodes that the checkpoint's run held out (0 for other codes'), and its seed."""
     try:
         values: Any = own.read_json(own.find(checkpoint), "config")
     except FileNotFoundError:
@@ -257,13 +228,6 @@ def _held_out_share(checkpoint: Path) -> tuple[float, int]:
 def _some(episodes: Int64[np.ndarray, " e"], config: OpenLoopConfig) -> list[int]:
     count = min(len(episodes), config.most_episodes)
     return episodes[np.linspace(0, len(episodes) - 1, count).round().astype(int)].tolist()
-
-
-def _farthest(
-    robot: Embodiment, names: Sequence[str], states: Float[np.ndarray, "n s"]
-) -> dict[str, float]:
-    far = np.abs(robot.state(robot.converted(states))).max(0)
-    return {name: float(value) for name, value in zip(names, far, strict=True)}
 
 
 def _fps(recording: BoundRecording) -> float:
@@ -302,8 +266,7 @@ def _shown(
 def _looks(
     recording: BoundRecording, one: RecordedEpisode, i: int, pictures: Pictures
 ) -> Iterator[CameraLook]:
-    """Change of observation i's chunk when parts of each camera's last picture are covered; none
-    for a policy that reads past pictures too."""
+    """Change of observation i's chunk when parts of its pictures are covered; none with a past."""
     if recording.policy.session().lookback:
         return
     scale = np.array(recording.robot.actions.scale)

@@ -16,14 +16,15 @@ import docstring_parser
 import tyro
 
 from models import Policy, load_policy
+from models.checkpoints import digests, own
+from models.files.own_file import run_file
 from models.flow.flow import Solver
 from models.formats import formats
 
 
 @cache
 def _by_formats() -> type:
-    """A dataclass of the options that only some formats take. Its fields are groups, one for each
-    set of formats: dataclasses of options, which the command line shows under those names."""
+    """A dataclass of the options that only some formats take, grouped by these formats."""
     taking: dict[str, list[tuple[str, type]]] = defaultdict(list)
     for known in formats():
         for name in known.asks:
@@ -80,6 +81,38 @@ class PolicyOptions:
 DEFAULTS = PolicyOptions()
 
 
+@dataclass(frozen=True, kw_only=True)
+class LoadConfig:
+    """Base of the configs of commands that load a policy to act with."""
+
+    euler_steps: int | None = None
+    """Steps of the flow sampler; default: each policy's own."""
+    solver: Solver | None = None
+    """Method of the sampler's steps: euler, or the second-order ab2, both with one evaluation per
+    step; default: each policy's own."""
+    dtype: str | None = None
+    """Dtype of the parameters in memory, such as bfloat16; default: as saved by Chiliad, float32
+    for checkpoints of other codes."""
+    family: Path | None = None
+    """Python file that defines the model's family, if it is not one of ours; the file is run."""
+    options: Annotated[PolicyOptions, tyro.conf.arg(name="")] = DEFAULTS
+
+    def load(self, checkpoint: Path) -> Policy:
+        """A checkpoint's policy; raises as the function `load`."""
+        how: dict[str, Any] = {"solver": self.solver, "dtype": self.dtype, "family": self.family}
+        return load(checkpoint, self.options, euler_steps=self.euler_steps, apart=True, **how)
+
+
+def own_checkpoint(path: Path) -> Path | None:
+    """The checkpoint of ours, with digests, that `own.find` finds at a path; None if there is
+    none."""
+    try:
+        found = own.find(path)
+    except FileNotFoundError:
+        return None
+    return found if digests.is_sealed(found) else None
+
+
 def given_options(options: PolicyOptions, dtype: str | None = None) -> dict[str, Any]:
     """Options that are not the defaults, as plain data: they decide how a checkpoint's policy
     acts."""
@@ -96,20 +129,26 @@ def load(
     checkpoint: Path,
     options: PolicyOptions,
     *,
-    steps: int | None = None,
+    euler_steps: int | None = None,
     solver: Solver | None = None,
     dtype: str | None = None,
+    family: Path | None = None,
     apart: bool = False,
 ) -> Policy:
     """A checkpoint's policy, as the options say; see `load_policy` for the other arguments.
 
+    Args:
+      family: Python file that defines the model's family, if it is not one of ours; it is run.
+
     Raises:
       ValueError, FileNotFoundError: as `load_policy`, or the policy lacks a camera of the map.
     """
+    if family is not None:
+        run_file(family)
     cameras = camera_map(options.cameras)
     policy = load_policy(
         checkpoint,
-        euler_steps=steps,
+        euler_steps=euler_steps,
         solver=solver,
         dtype=dtype,
         apart=apart,

@@ -5,7 +5,7 @@ Slow work (the check, the frame store and statistics) is done once per content a
 `store` folder.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -137,7 +137,11 @@ def prepare(
     held = [known(dataset) for dataset in datasets]
     mixture = _with_cameras(mixture, held, config)
     robots, readings = resolve(mixture, held, config.model.horizon)
-    scalings = {robot.name: _scalings(robot, config) for robot in robots}
+    state, action = config.data.state_scaling, config.data.action_scaling
+    scalings = {
+        robot.name: Scalings(robot.state_scaling or state, robot.action_scaling or action)
+        for robot in robots
+    }
     kept = None if statistics is None else kept_scales(statistics, robots, scalings)
     for dataset, opened, reading in zip(mixture.datasets, datasets, readings, strict=True):
         column = stored_column(opened) if isinstance(opened, Store) else streamed_column(opened)
@@ -163,8 +167,8 @@ def prepare(
             holdout=config.data.holdout,
             seed=config.trainer.seed,
             cache=cache,
-            state_scaling=config.data.state_scaling,
-            action_scaling=config.data.action_scaling,
+            state_scaling=state,
+            action_scaling=action,
             kept=kept,
         )
     if statistics is not None:
@@ -189,8 +193,7 @@ def _form(model: ModelConfig, begun: Processor | None, robots: Sequence[RobotCon
 
 
 def _with_cameras(mixture: Mixture, held: list[Known], config: RunConfig) -> Mixture:
-    """The mixture with the cameras that the model's family finds in a dataset's own files, where
-    the mixture does not name them."""
+    """The mixture with cameras that the family finds in the files of datasets that name none."""
     where = getattr(config.model, "dataset_cameras", None)
     if where is None:
         return mixture
@@ -215,14 +218,9 @@ def check_model(config: RunConfig) -> None:
       ValueError: the model's family does not keep its contract, kernels in few bits would be
         trained, or the adapters to train on them are missing.
     """
-    build_model(config.model)
-    if config.model.compute.quantized:
-        _check_frozen(config)
-
-
-def _check_frozen(config: RunConfig) -> None:
-    """Raises ValueError unless kernels in few bits are frozen and something else is trained."""
-    model, compute = config.model.build(), config.model.compute
+    model, compute = build_model(config.model), config.model.compute
+    if not compute.quantized:
+        return
     if compute.fp8 != "none":
         raise ValueError(
             f"model.compute.fp8 is '{compute.fp8}', which is only for kernels that are not "
@@ -248,18 +246,6 @@ def _check_frozen(config: RunConfig) -> None:
             )
 
 
-def _scalings(robot: RobotConfig, config: RunConfig) -> Scalings:
-    return Scalings(
-        robot.state_scaling or config.data.state_scaling,
-        robot.action_scaling or config.data.action_scaling,
-    )
-
-
-def _bar(progress: Progress, what: str) -> Callable[[int, int], None]:
-    task = progress.add_task(what, total=None)
-    return lambda done, total: progress.update(task, completed=done, total=total)
-
-
 def known(dataset: Dataset | Store) -> Known:
     """Metadata of a dataset, by which a mixture is resolved."""
     if isinstance(dataset, Store):
@@ -277,15 +263,11 @@ def _decoded(
     cameras: tuple[str | None, ...],
     console: Console,
 ) -> Frames:
-    """A dataset that is fit to train on, with the numbers and pictures of its store.
-
-    Args:
-      form: a processor that fits pictures as the run's.
-      cameras: the dataset's names of the robot's cameras.
-    """
+    """A dataset that is fit to train on, with the numbers of its store and pictures as `form` fits
+    them; `cameras` are its names of the robot's."""
     _check_columns(config, dataset.features, run)
     for warning in _checked(config.path, dataset.digest, cache, console):
-        console.print(f"warning: {warning}", highlight=False)
+        console.print(f"warning: {warning}")
     if not form.fits:
         return cached_numbers(dataset, cache)
     fit, encoding = form.fit(0), run.data.encoding
@@ -295,7 +277,7 @@ def _decoded(
         exact = encoding == "direct-exact"
         return open_direct(dataset, fit.size, cache, fit.kind, exact, fits)
     with Progress(console=console, transient=True) as progress:
-        decoding, comparing = (_bar(progress, w) for w in ("Decoding frames", "Comparing columns"))
+        decoding, comparing = map(progress.bar, ("Decoding frames", "Comparing columns"))
         every = 1 if form.observed.pictures else config.every
         return cached_store(
             *(dataset, fit.size, encoding, cache, decoding, comparing, fit.kind, every, fits)
@@ -315,8 +297,7 @@ def _checked(path: str, digest: str, cache: Path, console: Console) -> list[str]
 def _check_columns(
     config: DatasetConfig, features: Mapping[str, Mapping[str, Any]], run: RunConfig
 ) -> None:
-    """Checks, before anything is decoded, that columns that no transform changes are not too wide
-    for the model."""
+    """Refuses, before anything is decoded, untransformed columns too wide for the model."""
     limits = {"state": run.model.state_dim, "action": run.model.action_dim}
     for what, names in (("state", config.state), ("action", config.actions)):
         size = sum(int(np.prod(features[name]["shape"])) for name in names)

@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,21 +22,20 @@ from data.lerobot.recording import video_feature
 from data.lerobot.writer import DatasetWriter
 from models.config import to_json
 from models.files.own_file import run_file
-from models.flow.flow import Solver
 from models.robot_policy import RobotPolicy
 from parallel.prefetch import Prefetcher
 from sim.demonstrations import TRIES, Demonstrations
 from sim.protocol import EVAL_SEEDS, Spec
 from sim.suite import Suite
 from sim.suites import load_suite
-from tools.recipes.policy import PolicyOptions, load
+from tools.recipes.policy import LoadConfig
 
 SEEDS_PER_RECORDING = 1_000_000
 RECORDINGS = 1000
 
 
 @dataclass(frozen=True)
-class RecordConfig:
+class RecordConfig(LoadConfig):
     """Suite to record, amount and output folder."""
 
     out: Path
@@ -67,12 +66,6 @@ class RecordConfig:
     """Episodes at a time; default: a number that suits the suite."""
     checkpoint: Path | None = None
     """Run directory or checkpoint of a policy that acts instead of the suite's expert."""
-    euler_steps: int | None = None
-    """Steps of the policy's flow sampler; default: the policy's own."""
-    solver: Solver | None = None
-    """Solver of the flow sampler: euler or ab2 (docs/serving.md); default: the policy's own."""
-    family: Path | None = None
-    """Python file that defines the model's family, if it is not one of ours; the file is run."""
     replan_steps: int = 4
     """Steps of each of the policy's chunks that are executed before it observes again."""
     takeover: int | None = None
@@ -82,14 +75,10 @@ class RecordConfig:
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Resume an interrupted recording, up to the requested number of episodes; give the other
     options as at its start."""
-    dtype: str | None = None
-    """Dtype of the policy's parameters in memory, such as bfloat16; default: as saved by Chiliad,
-    float32 for checkpoints of other codes."""
-    options: Annotated[PolicyOptions, tyro.conf.arg(name="")] = field(default_factory=PolicyOptions)
 
 
 def record_dataset(
-    config: RecordConfig, progress: Callable[[int, int], None] | None = None
+    config: RecordConfig, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> dict[str, Any]:
     """Records the dataset; `progress` is called with (episodes kept, episodes asked for).
 
@@ -119,14 +108,7 @@ def record_dataset(
         run_file(config.family)
     policy = None
     if config.checkpoint is not None:
-        policy = load(
-            config.checkpoint,
-            config.options,
-            steps=config.euler_steps,
-            solver=config.solver,
-            dtype=config.dtype,
-            apart=True,
-        )
+        policy = config.load(config.checkpoint)
         if policy.session().remembers:
             raise ValueError(
                 f"{config.checkpoint}: reads past observations or takes the mean of overlapping "
@@ -185,8 +167,7 @@ def record_dataset(
                 with Prefetcher(iter(made), lambda episode: episode, depth=count) as episodes:
                     for episode in episodes:
                         writer.add_episode(*episode)
-                        if progress is not None:
-                            progress(writer.num_episodes, asked)
+                        progress(writer.num_episodes, asked)
             tried, failed = tried + made.tried, failed + made.failed
     assert writer is not None
     return {
@@ -213,11 +194,7 @@ def spec_features(spec: Spec) -> dict[str, Any]:
 
 
 def _seeds(suite: Suite, config: RecordConfig) -> range:
-    """Seeds of the episodes that a recording may try.
-
-    Raises:
-      ValueError: policies are evaluated on some of them.
-    """
+    """Seeds of the episodes that a recording may try."""
     first = suite.recorded_from + config.seed * SEEDS_PER_RECORDING
     seeds, judged = range(first, first + TRIES * config.episodes), suite.judged(suite.episodes)
     if max(seeds.start, judged.start) < min(seeds.stop, judged.stop):
@@ -237,12 +214,7 @@ def _about(config: RecordConfig) -> dict[str, Any]:
 
 
 def _finished(out: Path, asked: int) -> dict[str, Any] | None:
-    """Summary of a complete recording; None if there is something left to do.
-
-    Raises:
-      ValueError: it has another number of episodes than asked for, or an edit of it is not
-        finished.
-    """
+    """Summary of a complete recording; None if there is something left to do."""
     if is_growing(out) or not (out / "meta/info.json").is_file():
         return None
     dataset = LeRobotDataset(out)

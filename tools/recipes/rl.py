@@ -13,11 +13,9 @@ import numpy as np
 import tyro
 
 from models import Policy
-from models.checkpoints import digests, own
+from models.checkpoints import own
 from models.config import from_json, model_config, to_json
-from models.files.own_file import run_file
 from models.files.terminal import Console
-from parallel.checkpoint import find
 from parallel.evaluations import check_judged
 from parallel.hooks import Hook
 from parallel.hosts.watchdog import note
@@ -42,7 +40,7 @@ from rl.population.population import (
 from rl.run import RlResult, improve
 from sim.suites import load_suite
 from tools.recipes.closed_loop import ClosedLoop
-from tools.recipes.policy import PolicyOptions, load
+from tools.recipes.policy import PolicyOptions, load, own_checkpoint
 from tools.recipes.presets import ClosedLoopConfig, check_more_steps, check_same
 from tools.recipes.rl_figures import write_curves
 from tools.recipes.rl_population import run_population
@@ -130,9 +128,7 @@ def _run(
     suite = load_suite(config.rollout.suite)
     tasks = one_group(suite, config.rollout.tasks)
     suite.judged(config.eval_episodes)
-    if paths.family is not None:
-        run_file(paths.family)
-    policy = load(paths.checkpoint, paths.options, solver="euler")
+    policy = load(paths.checkpoint, paths.options, solver="euler", family=paths.family)
     check_policy(policy, config)
     model = policy.model.config.changed(euler_steps=config.flow.euler_steps).build()
     params = jax.tree.map(lambda x: x.astype(np.float32), policy.params)
@@ -184,11 +180,7 @@ def _run(
             console,
             keep=keep,
             hooks=[
-                Hook(
-                    config.eval_every,
-                    lambda step, params, stopping: loop.evaluate(step, params),
-                    ends=True,
-                )
+                Hook(config.eval_every, lambda at, params, _: loop.evaluate(at, params), ends=True)
             ],
             track=paths.track,
         )
@@ -196,14 +188,13 @@ def _run(
             loop.abandon()
     _say_stopped(improved, config, console)
     curves = write_curves(paths.out)
-    console.print(f"Curves: {curves[0]}", soft_wrap=True)
+    console.say(f"Curves: {curves[0]}")
     checkpoints = paths.out / "checkpoints"
     if (best := keep.best_of(own.steps(checkpoints))) is not None:
         rate = 1 - keep.best[best]
-        console.print(
+        console.say(
             f"The best checkpoint is {checkpoints / str(best)}: it succeeded from {rate:.1%} of "
             f"held-out starts.",
-            soft_wrap=True,
         )
     if paths.mirror is not None:
         put_logs(paths.mirror, paths.out)
@@ -211,9 +202,7 @@ def _run(
 
 
 def _before_tuning(config: Any, directory: Path) -> Any:
-    """The config of a population, read from a member, with the hyperparameters that the population
-    began with: those of the first member in the first generation. Other configs are returned
-    unchanged."""
+    """The config with the hyperparameters that a population's first member began with."""
     generations = read_generations(directory)
     if not generations:
         return config
@@ -223,17 +212,13 @@ def _before_tuning(config: Any, directory: Path) -> Any:
 
 def _say_stopped(ended: RlResult | PopulationResult, config: RlConfig, console: Console) -> None:
     if not ended.finished:
-        console.print(
-            f"Stopped after step {ended.step} of {config.learner_steps}; continue with --resume.",
-            soft_wrap=True,
+        console.say(
+            f"Stopped after step {ended.step} of {config.learner_steps}; continue with --resume."
         )
 
 
 def _assets(checkpoint: Path, policy: Policy) -> Any:
     """The policy's processor; for a run of ours, all assets of its checkpoints."""
-    try:
-        if digests.is_sealed(find(checkpoint)):
-            return own.read_json(checkpoint, "assets")
-    except FileNotFoundError:
-        pass
+    if (found := own_checkpoint(checkpoint)) is not None:
+        return own.read_json(found, "assets")
     return {"processor": to_json(policy.processor)}

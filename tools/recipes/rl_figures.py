@@ -87,14 +87,9 @@ def write_comparison(runs: Sequence[Path], path: Path) -> None:
         for axes, x in ((by_step, steps), (by_time, minutes)):
             axes.plot(x, rates, "o-", color=_colour(k), label=run.name, markersize=4)
             axes.fill_between(x, low, high, color=_colour(k), alpha=0.1)
-    by_step.set(
-        xlabel="learner's steps",
-        ylabel="success on held-out starts, 95 % interval",
-        ylim=(0, 1.02),
-    )
-    by_time.set(xlabel="minutes of acting and learning")
-    for axes in (by_step, by_time):
-        _finish(axes)
+    said = "success on held-out starts, 95 % interval"
+    _finish(by_step, xlabel="learner's steps", ylabel=said, ylim=(0, 1.02))
+    _finish(by_time, xlabel="minutes of acting and learning")
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
@@ -119,8 +114,7 @@ def _success(axes: Axes, evaluations: Sequence[Mapping[str, Any]], rows: Rows) -
         low, high = ([line["success"][end] for line in evaluations] for end in ("low", "high"))
         axes.plot(steps, rates, "o-", color="C1", label="held-out starts, 95 % interval")
         axes.fill_between(steps, low, high, color="C1", alpha=0.2)
-    axes.set(title="Success", xlabel="learner's steps", ylim=(-0.02, 1.02))
-    _finish(axes)
+    _finish(axes, title="Success", xlabel="learner's steps", ylim=(-0.02, 1.02))
 
 
 def _learner(axes: Axes, rows: Rows) -> None:
@@ -132,8 +126,7 @@ def _learner(axes: Axes, rows: Rows) -> None:
         shown = [(row["step"] + 1, row[name]) for row in rows if name in row]
         if shown:
             axes.plot(*zip(*shown, strict=True), label=says)
-    axes.set(title="Learner", xlabel="learner's steps", ylim=(-0.02, 1.05))
-    _finish(axes)
+    _finish(axes, title="Learner", xlabel="learner's steps", ylim=(-0.02, 1.05))
 
 
 def _lags(axes: Axes, rows: Rows) -> None:
@@ -156,8 +149,7 @@ def _idle(axes: Axes, rows: Rows) -> None:
 
 
 def _members(axes: Axes, generations: Sequence[Generation]) -> None:
-    """Draws the success of each member; a member that failed has none and is marked at the
-    bottom."""
+    """Draws the success of each member; one that failed is marked at the bottom."""
     for k in range(len(generations[0].success) if generations else 0):
         points = [(g.step, g.success[k]) for g in generations]
         rates = [float("nan") if rate is None else rate for _, rate in points]
@@ -174,8 +166,8 @@ def _members(axes: Axes, generations: Sequence[Generation]) -> None:
                 (generation.step, generation.success[k] or 0),
                 k,
             )
-    axes.set(title="Success on held-out starts", xlabel="learner's steps", ylim=(-0.02, 1.02))
-    _finish(axes)
+    title = "Success on held-out starts"
+    _finish(axes, title=title, xlabel="learner's steps", ylim=(-0.02, 1.02))
 
 
 def _lineage(axes: Axes, generations: Sequence[Generation]) -> None:
@@ -225,7 +217,8 @@ def _colour(member: int) -> str:
     return f"C{member % 10}"
 
 
-def _finish(axes: Axes) -> None:
+def _finish(axes: Axes, **labels: Any) -> None:
+    axes.set(**labels)
     axes.grid(alpha=0.3)
     if axes.has_data():
         axes.legend(frameon=False)

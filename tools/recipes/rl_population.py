@@ -87,13 +87,12 @@ def run_population(
     for member in range(population.population):
         write_curves(run.directory / "members" / str(member))
     path = write_population(run.directory)[0]
-    console.print(f"Generations: {path}", soft_wrap=True)
+    console.say(f"Generations: {path}")
     if evolved.finished:
         best = run.directory / "members" / str(evolved.best)
-        console.print(
+        console.say(
             f"Member {evolved.best} is the best; {run.directory / 'checkpoints'} holds a copy "
             f"of its last checkpoint, and {best} everything else of it.",
-            soft_wrap=True,
         )
     return evolved
 

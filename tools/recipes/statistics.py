@@ -33,6 +33,9 @@ class Scalings(NamedTuple):
     actions: Scaling
 
 
+_Reader = Callable[[RobotConfig, Scalings], Scales]
+
+
 def kept_scales(
     path: Path, robots: Sequence[RobotConfig], scalings: Mapping[str, Scalings]
 ) -> dict[str, Scales]:
@@ -79,12 +82,11 @@ def show_outside(
         for x in outside(mixed, n, *scalings[robot.name])
     ]
     table = Table(
+        *("robot", "dim", "data", "range of the statistics", "outside", "largest excess"),
         title=f"This data on the scales of {path}",
         caption=f"Range: ±{REACH['quantile']:g} scale unit of quantiles and min-max, "
         f"±{REACH['z-score']:g} of z-scores.",
     )
-    for name in ("robot", "dim", "data", "range of the statistics", "outside", "largest excess"):
-        table.add_column(name)
     for x in found:
         table.add_row(
             x.robot,
@@ -98,7 +100,7 @@ def show_outside(
     require_near(found, str(path))
 
 
-def _sources(path: Path) -> Iterator[tuple[str, Callable[[RobotConfig, Scalings], Scales]]]:
+def _sources(path: Path) -> Iterator[tuple[str, _Reader]]:
     """Readers of the statistics at `path`, by the robot's name, or "" if they name no robot."""
     path = local(path, "statistics")
     if path.is_file() and path.name != _PROCESSOR and path.suffix == ".json":
@@ -115,9 +117,7 @@ def _sources(path: Path) -> Iterator[tuple[str, Callable[[RobotConfig, Scalings]
         yield from _in_checkpoint(path)
 
 
-def _in_checkpoint(
-    path: Path,
-) -> Iterator[tuple[str, Callable[[RobotConfig, Scalings], Scales]]]:
+def _in_checkpoint(path: Path) -> Iterator[tuple[str, _Reader]]:
     try:
         found = own.find(path)
     except FileNotFoundError:

@@ -4,7 +4,6 @@ episodes.
 Call `run` from a notebook or a script; `python -m tools.train` is its command line.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from data.loader.loader import Loader
 from data.mixture.mixture import is_mixture
 from data.packing.plan import Plan
 from data.packing.shares import share_facts, told_shares
-from models import Embodiment, PackedBatch, Policy, Processor
+from models import PackedBatch, Policy, Processor
 from models.checkpoints.own import is_own
 from models.checkpoints.remote import local
 from models.config import from_json, to_json
@@ -47,7 +46,7 @@ from parallel.step import TrainState
 from parallel.trackers.trackers import check_trackers
 from parallel.trainer import TrainResult, check_start, train
 from tools.command_line.consent import consent
-from tools.recipes.insulation import subtask_texts
+from tools.recipes.insulation import short_digest, subtask_texts
 from tools.recipes.prepare import ANY_ROBOT, Prepared, prepare
 from tools.recipes.presets import RunConfig, check_more_steps, check_same
 
@@ -204,9 +203,12 @@ def _run(
     plan = Plan(sources, layout, config.rows.number, seed=seed, ranks=ranks)
     content = {"plan": plan.digest, "data": ready.mixed.digest}
     if paths.statistics is not None:
-        content["scales"] = _digest(ready.mixed.embodiments)
+        robots = ready.mixed.embodiments
+        content["scales"] = short_digest([(one.name, one.state, one.actions) for one in robots])
     if ready.targets:
-        content["targets"] = _targets_digest(ready)
+        tokens = ready.processor.targets
+        spelt = (None, 0) if tokens is None else (tokens.fast, tokens.top)
+        content["targets"] = short_digest((*spelt, subtask_texts(ready.mixed)))
 
     def batches(start: int, position: Any) -> Iterator[tuple[PackedBatch, dict[str, float]]]:
         if position is not None and position.get("scales") != content.get("scales"):
@@ -258,7 +260,7 @@ def _run(
         + "."
     )
     if len(sources) > 1:
-        console.print(told_shares(plan, _TOLD_STEPS, config.trainer.train_steps), soft_wrap=True)
+        console.say(told_shares(plan, _TOLD_STEPS, config.trainer.train_steps))
     cameras = tuple(robot.cameras for robot in ready.processor.embodiments)
     if config.trainer.keep_best or config.trainer.patience:
         metric = config.trainer.keep_best or HELD_OUT_LOSS
@@ -285,7 +287,9 @@ def _run(
             config.trainer,
             with_groups(config.optimizer, groups_of(model)),
             mesh=mesh,
-            initial=_initial(paths, model, config),
+            initial=None
+            if paths.init is None
+            else partial(begin_from, paths.init, model, seed=seed),
             hooks=[Hook(config.trainer.eval_every, measure) for measure in measures],
             track=paths.track,
         )
@@ -299,15 +303,13 @@ def _run(
 def _scaled_as_begun(
     config: RunConfig, saved: RunConfig, unknown: Sequence[str], console: Console
 ) -> RunConfig:
-    """The config to resume with: a run that began before kinds of scaling were options keeps the
-    kind that there was then, whatever its preset says now."""
+    """The config with the scaling of a run that began before kinds of scaling were options."""
     kept = {name: getattr(saved.data, name) for name in unknown}
     for name, kind in kept.items():
         if getattr(config.data, name) != kind:
-            console.print(
+            console.say(
                 f"This run began before data.{name} was an option; it continues with '{kind}', "
                 f"not '{getattr(config.data, name)}'.",
-                soft_wrap=True,
             )
     return replace(config, data=replace(config.data, **kept))
 
@@ -316,18 +318,6 @@ def _without(config: dict[str, Any], unknown: Sequence[str]) -> dict[str, Any]:
     """The config to save, still without kinds of scaling, so that the run can resume again."""
     data = {name: value for name, value in config["data"].items() if name not in unknown}
     return config | {"data": data}
-
-
-def _digest(robots: Sequence[Embodiment]) -> str:
-    scales = [(robot.name, robot.state, robot.actions) for robot in robots]
-    return hashlib.sha256(repr(scales).encode()).hexdigest()[:16]
-
-
-def _targets_digest(ready: Prepared) -> str:
-    tokens = ready.processor.targets
-    spelt = (None, 0) if tokens is None else (tokens.fast, tokens.top)
-    told = (*spelt, subtask_texts(ready.mixed))
-    return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
 
 def _begun(paths: Paths, config: RunConfig, resumed: bool) -> Processor | None:
@@ -345,12 +335,7 @@ def _begun(paths: Paths, config: RunConfig, resumed: bool) -> Processor | None:
 
 def _for_robots(paths: Paths, config: RunConfig, begun: Any) -> RunConfig:
     """The config with the rows that the model keeps for the data's robots: as given, as when the
-    run began, or as in the checkpoint to start from.
-
-    Raises:
-      ValueError: a checkpoint of another code has such rows, and no option says which robots they
-        are for.
-    """
+    run began, or as in the checkpoint to start from."""
     model = config.model
     if paths.embodiment:
         choose = require(model, "for_robots", "training with --embodiment")
@@ -364,13 +349,6 @@ def _for_robots(paths: Paths, config: RunConfig, begun: Any) -> RunConfig:
         return config
     found = inspect_params(paths.init)
     return replace(config, model=take(found.config, found.format and str(paths.init)))
-
-
-def _initial(paths: Paths, model: Model, config: RunConfig) -> Any:
-    init = paths.init
-    if init is None:
-        return None
-    return lambda like: begin_from(init, model, like, config.trainer.seed)
 
 
 def _held_out_metrics(model: Model, ready: Prepared, config: RunConfig, mesh: Mesh) -> Measure:

@@ -72,7 +72,7 @@ def plot_command(
       watch: rewrite the page as long as one of the runs is in progress; the page reloads itself.
     """
     console = Console()
-    console.print(f"Page: {out}", soft_wrap=True)
+    console.say(f"Page: {out}")
     while True:
         begin = time.monotonic()
         runs = read_runs(find_runs(paths))
@@ -103,7 +103,7 @@ def film_command(
     found = [read_films(path) for path in find_runs(paths)]
     console = Console()
     for sentence in (sentence for _, damage in found for sentence in damage):
-        console.print(sentence, soft_wrap=True)
+        console.say(sentence)
     films = [film for of_run, _ in found for film in of_run]
     if not films:
         raise ValueError(
@@ -111,7 +111,7 @@ def film_command(
             "RUN/evaluation` writes a report with some."
         )
     write_sheet(out, films, edge, quality)
-    console.print(f"{out}: {len(films)} films, {out.stat().st_size:,} bytes", soft_wrap=True)
+    console.say(f"{out}: {len(films)} films, {out.stat().st_size:,} bytes")
 
 
 def main() -> None:

@@ -38,6 +38,7 @@ def render(runs: Sequence[RunRecord], metrics: Sequence[str] = METRICS, refresh:
     title = f"{len(runs)} runs: {names}" if len(runs) > 1 else f"Run {names}"
     found = [read_films(run.folder) for run in runs]
     said = [line for run in runs for line in run.damage] + [line for _, d in found for line in d]
+    damage = listed("findings note", [_text(line) for line in said]) if said else ""
     shorter = title if len(title) < 80 else f"{len(runs)} runs"
     live = (
         f'<p class="note">In progress: this page reloads every {refresh} seconds.</p>'
@@ -46,7 +47,7 @@ def render(runs: Sequence[RunRecord], metrics: Sequence[str] = METRICS, refresh:
     )
     body = [
         f'<header>\n<p class="eyebrow">Chiliad</p>\n<h1>{_text(shorter)}</h1>\n{live}</header>\n',
-        section("Runs", _legend(runs) + _damage(said)),
+        section("Runs", _legend(runs) + damage),
         section("Learning curves", _curves(runs, metrics)),
         section("Configs", _configs(runs)),
         section("Films", _films(runs, [films for films, _ in found])),
@@ -67,10 +68,6 @@ def _legend(runs: Sequence[RunRecord]) -> str:
         said = f'<span class="status {status.split()[0]}">{_text(status)}</span>'
         rows.append([tick, *map(_text, others), said])
     return table([escape(head) for head in HEADS], rows, kind="runs")
-
-
-def _damage(said: Sequence[str]) -> str:
-    return listed("findings note", [_text(line) for line in said]) if said else ""
 
 
 def _curves(runs: Sequence[RunRecord], patterns: Sequence[str]) -> str:

@@ -14,6 +14,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from flax.traverse_util import flatten_dict
+
 from parallel.evaluations import HELD_OUT_LOSS, Evaluations
 from parallel.hooks import due
 from parallel.monitor import goodput, metrics
@@ -145,17 +147,18 @@ def find_runs(paths: Sequence[str | Path]) -> list[Path]:
 def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
     """Reads the folders; each run gets a unique name."""
     parts = [Path(os.path.abspath(folder)).parts[1:] for folder in folders]
-    length = 1
-    while length < max(map(len, parts), default=1) and len({p[-length:] for p in parts}) < len(
-        parts
-    ):
-        length += 1
+    longest = max(map(len, parts), default=1)
+    unlike = (n for n in range(1, longest) if len({p[-n:] for p in parts}) == len(parts))
+    length = next(unlike, longest)
     return [_read(folder, "/".join(p[-length:])) for folder, p in zip(folders, parts, strict=True)]
 
 
 def differences(runs: Sequence[RunRecord]) -> dict[str, list[Json]]:
     """Fields of the configs that differ, with the value in each run; None where it has none."""
-    flat = [dict(_flat(run.config)) for run in runs]
+    flat = [
+        flatten_dict(dict(run.config), sep=".", is_leaf=lambda path, part: path and not part)
+        for run in runs
+    ]
     names = dict.fromkeys(name for one in flat for name in one)
     table = {name: [one.get(name) for one in flat] for name in names}
     return {
@@ -200,15 +203,14 @@ def _read(folder: Path, name: str) -> RunRecord:
 
     def values(file: str | Path) -> dict[str, Any]:
         path = folder / file
-        with suppress(FileNotFoundError):
-            try:
-                if isinstance(found := json.loads(path.read_bytes()), dict):
-                    return found
-                raise ValueError
-            except FileNotFoundError:
-                raise
-            except (OSError, ValueError, RecursionError):
-                damage.append(f"{path} is damaged and was left out.")
+        try:
+            if isinstance(found := json.loads(path.read_bytes()), dict):
+                return found
+            raise ValueError
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, RecursionError):
+            damage.append(f"{path} is damaged and was left out.")
         return {}
 
     origin = {k: v for k, v in values(ORIGIN_NAME).items() if isinstance(v, str)}
@@ -234,14 +236,6 @@ def _read(folder: Path, name: str) -> RunRecord:
         not busy and (folder / LOCK_NAME).exists(),
         damage,
     )
-
-
-def _flat(value: Json, path: str = "") -> Iterator[tuple[str, Json]]:
-    if isinstance(value, dict) and value:
-        for name, part in value.items():
-            yield from _flat(part, f"{path}.{name}" if path else name)
-    elif path:
-        yield path, value
 
 
 def finite(points: Points) -> Points:

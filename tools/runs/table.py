@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from models.files.terminal import Console
@@ -56,7 +56,7 @@ def show_runs(runs: Sequence[RunRecord], console: Console) -> None:
     table.width = whole if whole > console.width else None  # the terminal breaks the lines then
     console.print(table, crop=False)
     for sentence in (sentence for run in runs for sentence in run.damage):
-        console.print(sentence, style="yellow", soft_wrap=True)
+        console.say(sentence, style="yellow")
 
 
 def show_differences(runs: Sequence[RunRecord], console: Console) -> None:
@@ -65,10 +65,8 @@ def show_differences(runs: Sequence[RunRecord], console: Console) -> None:
     if not found:
         console.print("Their configs are the same.")
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("config", overflow="fold")
-    for run in runs:
-        table.add_column(run.name, overflow="fold")
+    heads = (Column(head, overflow="fold") for head in ("config", *(run.name for run in runs)))
+    table = Table(*heads, box=None, pad_edge=False, header_style="bold")
     for name, values in found.items():
         table.add_row(name, *map(written, values))
     console.print(table)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
@@ -29,7 +30,7 @@ from tools.serving.state_range import UNUSUAL, distances, training_range
 log = logger(__name__)
 
 
-class Engine:
+class Engine(AbstractContextManager["Engine"]):
     """Answers requests with `policy`, up to `policy.sizes[-1]` at once.
 
     Args:
@@ -86,7 +87,7 @@ class Engine:
             outstanding=lambda: self._clients - self._waiting,
         )
 
-    def start(self, progress: Callable[[int, int], None] | None = None) -> None:
+    def start(self, progress: Callable[[int, int], None] = lambda done, of: None) -> None:
         """Compiles the least that can answer every request: the smallest batch with the longest
         text. The engine answers with it until `warm` is done. `progress` is called as by
         `Policy.warm`."""
@@ -95,20 +96,19 @@ class Engine:
         self._warm(few, progress)
         self._answering = few
 
-    def warm(self, progress: Callable[[int, int], None] | None = None) -> None:
+    def warm(self, progress: Callable[[int, int], None] = lambda done, of: None) -> None:
         """Compiles everything that clients can ask for, as `start` does, and answers with it from
         then on."""
         self._warm(self._policy, progress)
         self._answering = self._policy
 
-    def _warm(self, policy: Policy, progress: Callable[[int, int], None] | None) -> None:
+    def _warm(self, policy: Policy, progress: Callable[[int, int], None]) -> None:
         shown = len(self.inputs.cameras)
         counts = range(max(shown - len(self.inputs.optional), 1), shown + 1)
         for turn, cameras in enumerate(counts):
 
             def report(done: int, of: int, turn: int = turn) -> None:
-                if progress is not None:
-                    progress(turn * of + done, len(counts) * of)
+                progress(turn * of + done, len(counts) * of)
 
             policy.warm(guided=self._chunking, cameras=cameras, progress=report)
 
@@ -162,9 +162,6 @@ class Engine:
     def close(self) -> None:
         """Returns when all submitted requests are answered."""
         self._batcher.close()
-
-    def __enter__(self) -> "Engine":
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

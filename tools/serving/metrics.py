@@ -1,5 +1,7 @@
 """Prometheus metrics of a server's clients and batches."""
 
+from functools import partial
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -13,38 +15,32 @@ class Metrics:
 
     def __init__(self) -> None:
         own = self._registry = CollectorRegistry()
-        self.clients = Gauge("chiliad_clients", "Clients connected now.", registry=own)
-        self.pending = Gauge(
-            "chiliad_pending_requests", "Requests that are waiting for their answer.", registry=own
+        gauge, counter = partial(Gauge, registry=own), partial(Counter, registry=own)
+        histogram = partial(Histogram, registry=own)
+        self.clients = gauge("chiliad_clients", "Clients connected now.")
+        self.pending = gauge(
+            "chiliad_pending_requests", "Requests that are waiting for their answer."
         )
-        self.refused = Counter(
-            "chiliad_refused_connections", "Connections refused, by reason.", ["why"], registry=own
+        self.refused = counter(
+            "chiliad_refused_connections", "Connections refused, by reason.", ["why"]
         )
-        self.replaced = Counter(
-            "chiliad_replaced_clients", "Idle clients replaced by new ones.", registry=own
-        )
-        self.requests = Counter(
-            "chiliad_requests", "Requests, by outcome.", ["outcome"], registry=own
-        )
-        self.request_seconds = Histogram(
+        self.replaced = counter("chiliad_replaced_clients", "Idle clients replaced by new ones.")
+        self.requests = counter("chiliad_requests", "Requests, by outcome.", ["outcome"])
+        self.request_seconds = histogram(
             "chiliad_request_seconds",
             "Time from a request's arrival until its actions are ready.",
             buckets=_SECONDS,
-            registry=own,
         )
-        self.batch_seconds = Histogram(
-            "chiliad_batch_seconds", "Time to compute one batch.", buckets=_SECONDS, registry=own
+        self.batch_seconds = histogram(
+            "chiliad_batch_seconds", "Time to compute one batch.", buckets=_SECONDS
         )
-        self.state_distance = Histogram(
+        self.state_distance = histogram(
             "chiliad_state_distance",
             "Distance of a state's farthest dim from the middle of the training data, in half "
             "ranges.",
             buckets=_DISTANCES,
-            registry=own,
         )
-        self.batch_rows = Histogram(
-            "chiliad_batch_rows", "Requests in one batch.", buckets=_ROWS, registry=own
-        )
+        self.batch_rows = histogram("chiliad_batch_rows", "Requests in one batch.", buckets=_ROWS)
 
     def text(self) -> str:
         """Metrics in Prometheus's text format."""

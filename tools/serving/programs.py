@@ -1,14 +1,11 @@
 """Programs of a policy that are kept on disk, so that a server starts again in seconds.
 
-Two things take time before the first answer: JAX traces the model, and XLA compiles it. Traced
-programs are kept here (StableHLO, by `jax.export`), compiled ones in JAX's own cache. A program's
-name is a digest of everything that it is made from, including the source of `models`, so that no
-program is mistaken for another.
+Traced programs are kept here (StableHLO, by `jax.export`), compiled ones in JAX's own cache. A
+program's name is a digest of everything that it is made from, including the source of `models`.
 """
 
 import hashlib
 import json
-import os
 import sys
 from dataclasses import dataclass, field
 from functools import cache
@@ -23,6 +20,7 @@ from models import Policy
 from models.config import to_json
 from models.files.terminal import logger
 from models.files.user_cache import user_cache
+from models.files.whole_text import replacing
 
 log = logger(__name__)
 
@@ -100,10 +98,8 @@ class Programs:
                 "this program cannot be saved and is traced at every start: %s", str(error)[:200]
             )
             return flat
-        self.folder.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_bytes(traced.serialize())
-        os.replace(temporary, file)
+        with replacing(file) as partial:
+            partial.write_bytes(traced.serialize())
         return jax.jit(traced.call)
 
 
@@ -122,7 +118,8 @@ def _made_from(policy: Policy) -> tuple[Any, ...]:
     own = sys.modules[type(policy.model).__module__].__file__
     processor = None if policy.processor is None else to_json(policy.processor)
     acting = policy.continues, policy.guidance, policy.embodiment
-    return to_json(policy.model.config), processor, acting, _digest(own), _sources()
+    source = hashlib.sha256(Path(own).read_bytes()).hexdigest() if own else ""
+    return to_json(policy.model.config), processor, acting, source, _sources()
 
 
 @cache
@@ -131,7 +128,3 @@ def _sources() -> str:
     for file in sorted(Path(models.__file__).parent.rglob("*.py")):
         found.update(file.read_bytes())
     return found.hexdigest()
-
-
-def _digest(file: str | None) -> str:
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""

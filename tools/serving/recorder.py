@@ -1,10 +1,9 @@
 """Recording of all requests and answers of a server as a LeRobot dataset: an episode for each
 connection, and a new one whenever the prompt changes.
 
-Answers never wait for the recording: they are queued for a thread that writes. If the queue is
-full, exchanges are left out and counted, in the log and in the column "dropped". Pictures of open
-episodes are held in memory up to a budget; beyond it, the largest episode is written and continues
-as another.
+Answers never wait for the thread that writes: if its queue is full, exchanges are left out and
+counted, in the log and in the column "dropped". Beyond a budget of memory for the pictures of open
+episodes, the largest is written and continues as another.
 """
 
 import queue
@@ -15,7 +14,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -103,9 +101,7 @@ class Recorder:
                 f"--record {path}: already exists and is not empty; choose another folder."
             )
         self.path, self._most_bytes = path, most_bytes
-        self._queue: queue.SimpleQueue[tuple[int, Exchange | None, int] | None] = (
-            queue.SimpleQueue()
-        )
+        self._queue = queue.SimpleQueue[tuple[int, Exchange | None, int] | None]()
         self._places = threading.BoundedSemaphore(queued)
         self._lock = threading.Lock()
         self._missed: dict[int, int] = {}
@@ -150,12 +146,7 @@ class Recorder:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._queue.put(None)
         self._thread.join()
         if self._failed is not None:
@@ -228,8 +219,7 @@ class Recorder:
         self._episodes, self._frames = self._episodes + 1, self._frames + len(kept)
 
     def _finish(self) -> None:
-        """Writes the open episodes and closes the dataset; after a failure, keeps the complete
-        episodes if possible."""
+        """Writes the open episodes and closes the dataset; after a failure, keeps complete ones."""
         if self._failed is None:
             for client in list(self._open):
                 self._write(client)
@@ -252,7 +242,7 @@ def recording(path: Path, server: PolicyServer, console: Console) -> Iterator[Re
     with Recorder(path) as recorder:
         server.ended.append(lambda client: recorder.end(client.number))
         yield recorder
-    console.print(f"{path}: {recorder.recorded}", soft_wrap=True)
+    console.say(f"{path}: {recorder.recorded}")
 
 
 def recorded(answers: Answers, inputs: Inputs, recorder: Recorder | None) -> Answers:

@@ -8,7 +8,7 @@ connections send requests at once, so that a server can batch them.
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from queue import LifoQueue
 from types import MappingProxyType
@@ -40,7 +40,7 @@ _SECONDS = 600.0
 """Longest wait for an answer; a server may compile before its first answer."""
 
 
-class RemotePolicy:
+class RemotePolicy(AbstractContextManager["RemotePolicy"]):
     """A policy at `url`, whose `metadata` has been read; use as a context manager.
 
     Args:
@@ -102,9 +102,6 @@ class RemotePolicy:
         """Ends all connections."""
         self._threads.shutdown()
         self._opened.close()
-
-    def __enter__(self) -> "RemotePolicy":
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

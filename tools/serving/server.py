@@ -351,8 +351,7 @@ async def _first(*futures: asyncio.Future[Any]) -> None:
 
 
 async def _call_last(client: ConnectedClient) -> None:
-    """Lets a client go when everything is answered that it had sent before a ping reached it; the
-    pong comes after that."""
+    """Lets a client go when all is answered that it had sent before its pong."""
     with suppress(ConnectionClosed, TimeoutError):
         async with asyncio.timeout(_HEARD_SECONDS):
             await (await client.connection.ping())

@@ -65,8 +65,7 @@ def unpack(data: bytes) -> dict[str, Any]:
 
 
 class _Reading:
-    """Counts containers and decoded bytes while one message is read, so that few bytes never become
-    many objects or large pictures."""
+    """Counts what is read of one message: few bytes must not become many or large objects."""
 
     def __init__(self) -> None:
         self.containers = self.decoded = 0

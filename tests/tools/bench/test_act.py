@@ -6,8 +6,8 @@ from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
+from models.files.terminal import Console
 from tools.bench.models import act, pi05
 
 CONSOLE = Console(quiet=True)

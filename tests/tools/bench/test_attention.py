@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from rich.console import Console
 
+from models.files.terminal import Console
 from tools.bench.models import attention
 from tools.bench.models.attention import Case, alternate, rows, segments
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from data.loader.loader import Loader
+from models.files.terminal import Console
 from tools.bench.data import data
 from tools.bench.data.data import BenchedRow, ReadRate
 

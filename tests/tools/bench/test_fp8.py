@@ -1,9 +1,9 @@
 """The float8 benchmark says what it needs where it cannot run, and its batch is π0.5's."""
 
 import pytest
-from rich.console import Console
 
 from models import PiConfig
+from models.files.terminal import Console
 from parallel.planning.random_batch import random_batch
 from tools.bench.models import fp8, products
 

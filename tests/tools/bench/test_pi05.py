@@ -8,9 +8,9 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from rich.console import Console
 
 from models import load_policy
+from models.files.terminal import Console
 from tests.helpers.models.openpi_numbers import TOLD
 from tools.bench.models import pi05
 from tools.bench.peer import asking

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
+from models.files.terminal import Console
 from models.layers.gemma import GemmaConfig
 from models.layers.siglip import SiglipConfig
 from rl.config import RolloutConfig

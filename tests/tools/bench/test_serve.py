@@ -3,8 +3,8 @@
 from functools import partial
 
 import pytest
-from rich.console import Console
 
+from models.files.terminal import Console
 from tools.bench.models.random_policy import random_policy
 from tools.bench.serving import serve
 from tools.bench.serving.start import starts

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from data import open_dataset
 from data.frames import ACTION, STATE
 from data.statistics.stats import describe
+from models.files.terminal import Console
 from tools.bench.data import stats
 
 DATASET = Path(__file__).parents[2] / "fixtures/lerobot/lerobot_h264"

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import jax
 import pytest
-from rich.console import Console
 
 from models import load_policy
+from models.files.terminal import Console
 from models.flow import flow
 from parallel.mesh import make_mesh
 from sim.environments.device_slots import DeviceSlots

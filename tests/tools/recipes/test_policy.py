@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import sentencepiece
 import tyro
-from rich.console import Console
 
 from data import open_dataset
 from models import Pi, load_policy
+from models.files.terminal import Console
 from models.inputs.pictures import resize_with_pad
 from models.policy import Policy
 from sim.protocol import EVAL_SEEDS

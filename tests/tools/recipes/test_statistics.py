@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from models import Normalizer
 from models.checkpoints import own
 from models.checkpoints.safetensors_format import write_file
 from models.files.foreign_json import read_json
+from models.files.terminal import Console
 from tests.helpers.models.openpi_numbers import FIXTURES
 from tests.helpers.tools.small_run import SMALL, one_device, write_dataset
 from tools import train

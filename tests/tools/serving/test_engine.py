@@ -13,11 +13,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from rich.console import Console
 from websockets.exceptions import ConnectionClosed
 
 from models import Embodiment, Normalizer, Pi, Policy
 from models.config import to_json
+from models.files.terminal import Console
 from parallel.checkpoint import CheckpointWriter
 from tests.helpers.models.processors import word_processor
 from tests.helpers.tools.served import client, serving

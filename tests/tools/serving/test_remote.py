@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 import tyro
-from rich.console import Console
 from websockets.sync.server import serve as listen
 
+from models.files.terminal import Console
 from models.inputs.embodiment import Embodiment, Normalizer
 from models.inputs.pictures import resize_with_pad
 from sim.acting import Policy

@@ -1,4 +1,4 @@
-"""Progress of work on a dataset at the terminal: a bar with its rate and the time left."""
+"""Progress of long work at the terminal: a bar with its rate and the time left."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,13 +12,14 @@ from rich.progress import (
 )
 
 from data.dataset import Report
-from models.files.terminal import Progress, TextColumn
+from models.files.terminal import Console, Progress, TextColumn
 
 
 @contextmanager
 def steps() -> Iterator[Report]:
     """A bar that restarts with every step of the work, with its rate and the time left."""
-    with Progress(*_bar("{task.fields[rate]:,.0f}/s"), transient=True) as shown:
+    rate = TextColumn("{task.fields[rate]:,.0f}/s")
+    with Progress(*columns(rate), transient=True) as shown:
         task = shown.add_task("Opening", total=None, rate=0.0)
 
         def report(what: str, done: int, total: int) -> None:
@@ -32,25 +33,35 @@ def steps() -> Iterator[Report]:
 
 
 @contextmanager
-def progress(what: str, unit: str = "frames") -> Iterator[Callable[[int, int], None]]:
-    """A bar of the work done out of the total, with its rate and the time left."""
-    with Progress(*_bar("{task.fields[rate]:.0f} " + f"{unit}/s")) as shown:
-        task = shown.add_task(what, total=None, rate=0.0)
+def progress(
+    what: str,
+    unit: str = "frames",
+    *,
+    digits: int = 0,
+    before: str = "",
+    console: Console | None = None,
+) -> Iterator[Callable[[int, int], None]]:
+    """A bar of the work done out of the total, with its rate and the time left; it says `before`
+    until the first report."""
+    rate = TextColumn(f"{{task.fields[rate]:.{digits}f}} {unit}/s")
+    with Progress(*columns(rate), console=console) as shown:
+        task = shown.add_task(before or what, total=None, rate=0.0)
 
         def report(done: int, total: int) -> None:
             elapsed = shown.tasks[task].elapsed or 0.0
             rate = done / elapsed if elapsed else 0.0
-            shown.update(task, completed=done, total=total, rate=rate)
+            shown.update(task, completed=done, total=total, description=what, rate=rate)
 
         yield report
 
 
-def _bar(rate: str) -> tuple[ProgressColumn, ...]:
+def columns(rate: ProgressColumn) -> tuple[ProgressColumn, ...]:
+    """Columns of a bar that shows this rate."""
     return (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn(rate),
+        rate,
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
