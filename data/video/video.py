@@ -9,7 +9,6 @@ import io
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
-from types import TracebackType
 
 import av
 import numpy as np
@@ -151,12 +150,7 @@ class VideoReader:
     def __enter__(self) -> "VideoReader":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _decode_from(self, start: float, tolerance: float) -> Iterator[tuple[float, av.VideoFrame]]:
