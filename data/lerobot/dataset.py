@@ -147,7 +147,7 @@ class LeRobotDataset:
         if column == subtasks.ANNOTATIONS:
             cells = (self._rows.cells(int(place), column) for place in self._chosen)
             return subtasks.of_annotations(lengths, self.fps, cells)
-        blocks = (block[column] for block in self.stream([column]))
+        blocks = (block[column].reshape(-1) for block in self.stream([column]))
         if self.features[column]["dtype"] == "string":
             return subtasks.of_texts(lengths, blocks)
         texts = subtasks.read_texts(self.folder)
