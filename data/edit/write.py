@@ -25,12 +25,11 @@ from data.edit.modality import MODALITY, write_edited_modality
 from data.edit.plan import EditPlan, Part
 from data.edit.subtasks import numbered_column, texts_to_number
 from data.errors import DatasetError
-from data.files.checksums import write_checksums
 from data.files.job import Done, run_job
 from data.files.texts import numbered_texts, texts_from
-from data.lerobot.dataset import VERSION, LeRobotDataset
-from data.lerobot.meta_writer import EpisodeTable, copy_others, write_json, write_tasks
-from data.lerobot.recording import DATA_PATH, FILES_PER_CHUNK, VIDEO_PATH, DataFiles
+from data.lerobot.dataset import LeRobotDataset
+from data.lerobot.meta_writer import EpisodeTable, copy_others, info_of, kept_info
+from data.lerobot.recording import DATA_PATH, VIDEO_PATH, DataFiles
 from data.lerobot.remux import CopiedVideos
 from data.statistics.pixels import Histogram
 from data.video.encoding import write_video
@@ -42,7 +41,6 @@ Progress = Callable[[int, int], None]
 JOURNAL = "edit.jsonl"
 
 _ROWS, _ENCODED = "rows", "encoded"
-_V21_ONLY = ("total_videos", "total_chunks")
 
 
 class _Files(Protocol):
@@ -392,30 +390,10 @@ def _describe(
     copy_others(first, root, but=[MODALITY])
     if first.folder.exists(MODALITY):
         write_edited_modality(first, plan.names[0], root)
-    write_tasks(root, list(rows.tasks))
-    if rows.subtasks:
-        write_tasks(root, list(rows.subtasks), "subtask")
-    write_json(
-        root / "meta/info.json",
-        {k: v for k, v in plan.sources[0].info.items() if k not in _V21_ONLY}
-        | {
-            "codebase_version": VERSION,
-            "robot_type": plan.robot,
-            "fps": plan.fps,
-            "total_episodes": episodes.num_episodes,
-            "total_frames": episodes.num_frames,
-            "total_tasks": len(rows.tasks),
-            "chunks_size": FILES_PER_CHUNK,
-            "data_files_size_in_mb": limits["data"],
-            "video_files_size_in_mb": limits["video"],
-            "splits": {"train": f"0:{episodes.num_episodes}"},
-            "data_path": DATA_PATH,
-            "video_path": VIDEO_PATH if plan.cameras else None,
-            "features": features,
-        },
-    )
-    episodes.write_statistics()
-    write_checksums(root)
+    counts = episodes.num_episodes, episodes.num_frames, len(rows.tasks)
+    info = kept_info(first) | {"robot_type": plan.robot}
+    info |= info_of(features, plan.fps, limits, counts)
+    episodes.finish(info, list(rows.tasks), list(rows.subtasks))
 
 
 def _written(root: Path, journal: FileJournal, rows: _Rows) -> Any:
