@@ -89,10 +89,7 @@ def run_job(
 @contextmanager
 def running(run: RunUnits | None) -> Iterator[None]:
     """Runs every job of a block by `run`; None changes nothing."""
-    if run is None:
-        yield
-        return
-    token = _chosen.set(run)
+    token = _chosen.set(run or _chosen.get())
     try:
         yield
     finally:

@@ -18,7 +18,7 @@ from jaxtyping import UInt8
 
 from data.errors import DatasetError, MissingFileError
 from data.files.limits import MOST_PIXELS, require_pixels, room_for
-from data.video.mp4 import open_video
+from data.video.mp4 import open_video, unreadable
 from data.video.rate import own_rate
 
 CODEC = "h264"
@@ -183,17 +183,11 @@ class VideoReader:
 
 
 def _open(path: Path) -> InputContainer:
-    damaged = DatasetError(
-        path,
-        "file",
-        "is not a readable video (its index may be missing or damaged): it was probably cut off; "
-        "copy or encode it again.",
-    )
     try:
         container = open_video(path)
     except av.error.FFmpegError:
-        raise damaged from None
+        raise unreadable(path) from None
     if not container.streams.video or container.streams.video[0].codec_context is None:
         container.close()
-        raise damaged
+        raise unreadable(path)
     return container

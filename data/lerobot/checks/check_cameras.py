@@ -29,7 +29,7 @@ from data.files.job import Done, run_job
 from data.lerobot.checks.check_metadata import numbers, written_statistics
 from data.lerobot.dataset import LeRobotDataset
 from data.validation.check_pictures import check_pictures, check_presence
-from data.video.mp4 import open_video
+from data.video.mp4 import open_video, unreadable
 
 _SMALLEST_SPREAD = 0.5
 _DRIFT = 0.1
@@ -209,8 +209,4 @@ def _times(path: Path) -> tuple[Float64[np.ndarray, " n"], int]:
     except (av.error.FFmpegError, IndexError):
         if times:
             return np.sort(np.array(times)), 0
-        raise DatasetError(
-            path, "file",
-            "is not a readable video (its index may be missing or damaged): it was probably cut "
-            "off; copy or encode it again.",
-        ) from None  # fmt: skip
+        raise unreadable(path) from None
