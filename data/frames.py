@@ -6,7 +6,8 @@ loader treat them alike. A `Feed` says how one of them is read in a mixture.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from operator import attrgetter
+from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int64, Shaped
@@ -84,6 +85,11 @@ class Frames(Fitted, Protocol):
           DatasetError: an image cannot be read; names the file.
         """
         ...
+
+
+def attribute_of(path: str) -> Any:
+    """A property whose value is an attribute of an inner object, such as "frames.fps"."""
+    return property(attrgetter(path))
 
 
 def fit_of(images: Fitted, camera: str) -> PictureFit:

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float32, Float64, Int64, UInt8
+from jaxtyping import Float32, Float64, Int64, UInt8
 
 from data.dataset import Prompts, Runs, Subtasks, subtasks_of
-from data.frames import Frames, Stats
+from data.frames import Frames, attribute_of
 from data.mixture.frame_filter import FrameFilter, runs_within
 from models.files import own_file
-from models.inputs.pictures import PictureFit, Size
 
 Wordings = Prompts
 
@@ -48,50 +47,18 @@ class RelabelledFrames:
     every: int = 1
     kept: FrameFilter | None = None
 
-    @property
-    def name(self) -> str:
-        """The dataset's."""
-        return self.frames.name
-
-    @property
-    def digest(self) -> str:
-        """The dataset's."""
-        return self.frames.digest
-
-    @property
-    def fps(self) -> float:
-        """Frames a second."""
-        return self.frames.fps
-
-    @property
-    def image_size(self) -> Size:
-        """The dataset's."""
-        return self.frames.image_size
-
-    @property
-    def resize(self) -> str:
-        """The dataset's."""
-        return self.frames.resize
-
-    @property
-    def fits(self) -> Mapping[str, PictureFit]:
-        """The dataset's."""
-        return self.frames.fits
-
-    @property
-    def cameras(self) -> tuple[str, ...]:
-        """Full names."""
-        return self.frames.cameras
-
-    @property
-    def lengths(self) -> Int64[np.ndarray, " e"]:
-        """Frames of each episode."""
-        return self.frames.lengths
-
-    @property
-    def starts(self) -> Int64[np.ndarray, " e"]:
-        """Number of each episode's first frame."""
-        return self.frames.starts
+    name = attribute_of("frames.name")
+    digest = attribute_of("frames.digest")
+    fps = attribute_of("frames.fps")
+    image_size = attribute_of("frames.image_size")
+    resize = attribute_of("frames.resize")
+    fits = attribute_of("frames.fits")
+    cameras = attribute_of("frames.cameras")
+    lengths = attribute_of("frames.lengths")
+    starts = attribute_of("frames.starts")
+    present = attribute_of("frames.present")
+    duplicate_of = attribute_of("frames.duplicate_of")
+    stats = attribute_of("frames.stats")
 
     @property
     def runs(self) -> Runs:
@@ -118,22 +85,6 @@ class RelabelledFrames:
     def subtasks(self) -> Subtasks | None:
         """The dataset's."""
         return subtasks_of(self.frames)
-
-    @property
-    def present(self) -> Bool[np.ndarray, "e c"]:
-        """True where an episode has a camera."""
-        return self.frames.present
-
-    @property
-    def duplicate_of(self) -> Int64[np.ndarray, " e"]:
-        """For each episode the first one with the same states and actions."""
-        return self.frames.duplicate_of
-
-    @property
-    def stats(self) -> dict[str, Stats]:
-        """Statistics of the columns as the dataset has them; increments are those of single
-        frames."""
-        return self.frames.stats
 
     def column(self, name: str, rows: Int64[np.ndarray, "*n"]) -> Float32[np.ndarray, "*n d"]:
         """Values of a column at these frames, as the dataset has them except for increments.
