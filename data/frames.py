@@ -23,6 +23,12 @@ Stats = dict[str, np.ndarray]
 """min, max, mean, std, q01, q10, q50, q90, q99 per dimension, and count [1]."""
 
 
+Rows = Int64[np.ndarray, " n"]
+"""Numbers of frames."""
+Squares = Sequence[Shaped[np.ndarray, "h w 3"]]
+"""Memory that is filled with images."""
+
+
 class Fitted(Protocol):
     """Settings of fitted images: they have the `image_size` and the kind of fit `resize`, but for
     cameras with another of `fits`."""
@@ -72,12 +78,7 @@ class Frames(Fitted, Protocol):
         """Values of a numeric column at these frames, in the dataset's units."""
         ...
 
-    def images(
-        self,
-        rows: Int64[np.ndarray, " n"],
-        camera: str,
-        out: Sequence[Shaped[np.ndarray, "h w 3"]],
-    ) -> None:
+    def images(self, rows: Rows, camera: str, out: Squares) -> None:
         """Fills each of `out` with a frame's image, fitted as `fit_of` says; `out` has that fit's
         dtype.
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int64, UInt8
+from jaxtyping import Float32, Float64, Int64
 
 from data.dataset import Prompts, Runs, Subtasks, subtasks_of
-from data.frames import Frames, attribute_of
+from data.frames import Frames, Rows, Squares, attribute_of
 from data.mixture.frame_filter import FrameFilter, runs_within
 from models.files import own_file
 
@@ -128,12 +128,7 @@ class RelabelledFrames:
         begin = np.arange(rows.shape[-1]) * self.step - (rows - rows[..., :1])
         return np.where(begin < 0.5, begin.round(9), 0.0)
 
-    def images(
-        self,
-        rows: Int64[np.ndarray, " n"],
-        camera: str,
-        out: Sequence[UInt8[np.ndarray, "s s 3"]],
-    ) -> None:
+    def images(self, rows: Rows, camera: str, out: Squares) -> None:
         """Fills each of `out` with a frame's image, as `Frames` does."""
         self.frames.images(rows, camera, out)
 

@@ -4,14 +4,12 @@ no decoding.
 
 import fcntl
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-from jaxtyping import Int64, Shaped
-
 from data.dataset import Dataset
+from data.frames import Rows, Squares
 from data.store import tables
 from data.store.checked_tables import CheckedTable
 from data.store.episode_tables import DatasetTables
@@ -56,12 +54,7 @@ class Numbers(DatasetTables):
     resize: str = "antialiased"
     fits: Mapping[str, PictureFit] = field(default_factory=dict)
 
-    def images(
-        self,
-        rows: Int64[np.ndarray, " n"],
-        camera: str,
-        out: Sequence[Shaped[np.ndarray, "s s 3"]],
-    ) -> None:
+    def images(self, rows: Rows, camera: str, out: Squares) -> None:
         """Raises ValueError: there are no images."""
         raise ValueError(f"{self.name}: it was opened without images.")
 
