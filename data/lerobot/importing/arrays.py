@@ -3,7 +3,8 @@
 Lengths and types are checked before anything is read.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,7 +15,7 @@ from data.errors import DatasetError, short
 from data.files.limits import most_values, require_pixels, room_for
 from data.lerobot.importing.clock import SECOND, align
 from data.lerobot.importing.layout import CameraSource, ColumnSource, ImportLayout, TimeUnit
-from data.lerobot.importing.recording import CheckedRecording
+from data.lerobot.importing.recording import CheckedRecording, ImportedEpisode, PendingEpisode
 from data.video.still_images import decode_picture
 
 PICTURES = ("JPEG", "PNG", "WEBP", "BMP")
@@ -112,9 +113,10 @@ def read_rows(
     layout: ImportLayout,
     arrays: Mapping[str, RowArray],
     rows: slice,
-    at: Int64[np.ndarray, " t"] | None = None,
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Columns [T, n] and images [T, h, w, 3] of an episode, by name.
+    task: str,
+    at: Int64[np.ndarray, " t"] | None,
+) -> ImportedEpisode:
+    """An episode with this instruction.
 
     Args:
       rows: rows of the episode, with start and stop given.
@@ -134,7 +136,28 @@ def read_rows(
     if at is not None:
         columns = {name: values[at] for name, values in columns.items()}
         frames = {name: values[at] for name, values in frames.items()}
-    return columns, frames
+    return ImportedEpisode(columns, frames, task, dim_names(layout))
+
+
+def pending(
+    file: Path,
+    episode: str,
+    layout: ImportLayout,
+    times: np.ndarray | None,
+    read: Callable[[Int64[np.ndarray, " t"] | None], ImportedEpisode],
+) -> list[PendingEpisode]:
+    """One episode of all rows or, if their times are given, one for each stretch without a gap.
+
+    Raises:
+      DatasetError: as `stretches`.
+    """
+    title = f"{file}, {episode.strip()}" if episode else str(file)
+    if times is None:
+        return [PendingEpisode(title, partial(read, None))]
+    return [
+        PendingEpisode(f"{title}, part {number}", partial(read, rows), left_out)
+        for number, (rows, left_out) in enumerate(stretches(file, episode, times, layout))
+    ]
 
 
 def as_column(parts: list[np.ndarray]) -> np.ndarray:

@@ -54,11 +54,10 @@ class Bag(Protocol):
         ...
 
 
-def bag_format(
-    name: str,
-    recognises: Callable[[Path], bool],
-    open_bag: Callable[[Path], AbstractContextManager[Bag]],
-) -> RecordingFormat:
+OpenBag = Callable[[Path], AbstractContextManager[Bag]]
+
+
+def bag_format(name: str, recognises: Callable[[Path], bool], open_bag: OpenBag) -> RecordingFormat:
     """The format of recordings that `open_bag` opens; `open_bag` raises DatasetError if it
     cannot."""
     return RecordingFormat(
@@ -67,7 +66,6 @@ def bag_format(
 
 
 _LATEST = 2**63 - 2**61
-OpenBag = Callable[[Path], AbstractContextManager[Bag]]
 
 
 def _check(open_bag: OpenBag, path: Path, layout: ImportLayout) -> CheckedRecording:
