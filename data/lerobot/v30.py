@@ -52,7 +52,8 @@ class MetadataV30:
             )
         self.texts = table["tasks"].combine_chunks() if "tasks" in table.column_names else None
         if folder.exists(JOURNAL):
-            self._data_files = [name for name in self._data_files if name in self._named(table)]
+            named = set(self._distinct(table)[0])
+            self._data_files = [name for name in self._data_files if name in named]
             self.num_data_files = len(self._data_files)
         self.hints = self._hinted(table)
         self._places = {
@@ -110,10 +111,6 @@ class MetadataV30:
         distinct, which = self._distinct(table)
         known = {name: number for number, name in enumerate(self._data_files)}
         return np.array([known.get(name, 0) for name in distinct], np.int64)[which]
-
-    def _named(self, table: pa.Table) -> set[str]:
-        """Data files that the metadata names."""
-        return set(self._distinct(table)[0])
 
     def _distinct(self, table: pa.Table) -> tuple[list[str], Int64[np.ndarray, " e"]]:
         """Names of the data files, and each episode's index among them."""
