@@ -28,7 +28,6 @@ VIDEO_FIELDS = {
 
 _PATH = "meta/episodes/chunk-000/file-000.parquet"
 _EPISODES_PER_ROW_GROUP = 500
-_NAMES = ("min", "max", "mean", "std", *stats.QUANTILES)
 _INT, _FLOAT = pa.int64(), pa.float64()
 
 
@@ -204,9 +203,9 @@ def _schema(features: Mapping[str, Mapping[str, Any]]) -> pa.Schema:
     for name, feature in features.items():
         dtype = feature["dtype"]
         if dtype != "string":
-            kinds = dict.fromkeys(_NAMES, pa.list_(_FLOAT))
+            kinds = dict.fromkeys(stats.STATISTICS, pa.list_(_FLOAT))
             if dtype in ("video", "image"):
-                kinds = dict.fromkeys(_NAMES, pa.list_(pa.list_(pa.list_(_FLOAT))))
+                kinds = dict.fromkeys(stats.STATISTICS, pa.list_(pa.list_(pa.list_(_FLOAT))))
             elif np.dtype(dtype).kind != "f":
                 extreme = pa.list_(pa.bool_() if dtype == "bool" else _INT)
                 kinds |= {"min": extreme, "max": extreme}

@@ -20,13 +20,13 @@ from jaxtyping import Int64
 from data.dataset import Prompts, Runs, Subtasks
 from data.errors import DatasetError, short
 from data.files.limits import MOST_FRAMES
-from data.statistics.stats import QUANTILES, Stats
+from data.statistics.stats import STATISTICS, Stats
 
 RUNS = tuple(f"run_{field}" for field in Runs._fields)
 """Names of the arrays that store `Runs`."""
 
 _EPISODES = ("lengths", "present", "alike", *RUNS)
-_STATISTICS = ("min", "max", "mean", "std", *QUANTILES, "count")
+_STATISTICS = (*STATISTICS, "count")
 
 
 class CheckedTable(NamedTuple):
