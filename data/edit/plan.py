@@ -17,7 +17,7 @@ from data.columns import BOOKKEEPING, arrow_type
 from data.dataset import picture_shape
 from data.edit.subtasks import require_one_numbering
 from data.errors import DatasetError, short
-from data.files.names import plain_name
+from data.files.names import require_plain
 from data.lerobot.dataset import LeRobotDataset
 from data.lerobot.metadata import VISUAL
 from data.lerobot.recording import video_feature, video_info
@@ -182,10 +182,7 @@ def _splits(edit: Edit, chosen: list[int]) -> dict[str, list[int]]:
     known, taken = set(chosen), set[int]()
     at = 0
     for name, said in edit.splits:
-        try:
-            plain_name(name)
-        except ValueError as error:
-            raise ValueError(f"split {error}; choose another name.") from None
+        require_plain(name, "split")
         if name in found:
             raise ValueError(f"split '{name}' is named twice; give each split its own name.")
         if isinstance(said, float):
@@ -309,12 +306,10 @@ def _names(sources: Sequence[LeRobotDataset], edit: Edit) -> tuple[dict[str, str
                     f"{what} names '{name}', but the columns and cameras are "
                     f"{', '.join(sorted(there - set(BOOKKEEPING)))}."
                 )
-    given = [("rename", new) for new in renamed.values()]
-    for what, name in [*given, *[("robot", edit.robot)] * bool(edit.robot)]:
-        try:
-            plain_name(name)
-        except ValueError as error:
-            raise ValueError(f"{what}: {error}; choose another name.") from None
+    for new in renamed.values():
+        require_plain(new, "rename:")
+    if edit.robot:
+        require_plain(edit.robot, "robot:")
     found = []
     for source in sources:
         kept = [n for n in source.features if n not in BOOKKEEPING and n not in edit.drop]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from data.errors import DatasetError, Problem, caught, from_error, short
+from data.errors import DatasetError, Problem, caught, from_error, naming_damage, short
 from data.files.folder import Folder
 from data.files.job import Done, in_threads, run_job
 from data.files.names import file_within
@@ -180,12 +180,7 @@ def _damage(folder: Folder, name: str, size: int, digest: str, large: str) -> Da
 
 
 def _read(folder: Folder) -> Sums:
-    try:
+    sentence = "does not list the files with their sizes and sums; delete it and write it again."
+    damage = (ValueError, KeyError, TypeError, RecursionError)
+    with naming_damage(folder.path(CHECKSUMS), "sha256", sentence, caught=damage):
         return as_sums(json.loads(folder.local(CHECKSUMS).read_text())["sha256"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        pass
-    raise DatasetError(
-        folder.path(CHECKSUMS),
-        "sha256",
-        "does not list the files with their sizes and sums; delete it and write it again.",
-    )

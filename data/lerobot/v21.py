@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 from jaxtyping import Bool
 
-from data.errors import DatasetError
+from data.errors import DatasetError, naming_damage
 from data.files.folder import Folder
 from data.files.limits import MOST_FRAMES
 from data.lerobot.metadata import file_name, file_pattern
@@ -89,7 +89,12 @@ class MetadataV21:
 def _read_lines(folder: Folder, name: str, kinds: Mapping[str, pa.DataType]) -> pa.Table:
     """The given keys of a file of JSON lines; only "tasks" may be absent."""
     path, file = folder.local(name), folder.path(name)
-    try:
+    sentence = (
+        f"does not hold JSON lines of {', '.join(kinds)} ({{reason}}); correct the line or copy "
+        "the file again."
+    )
+    damage = (pa.ArrowException, OSError, UnicodeDecodeError)
+    with naming_damage(file, "file", sentence, caught=damage):
         table = pj.read_json(
             path,
             pj.ReadOptions(block_size=_BLOCK_BYTES),
@@ -99,13 +104,6 @@ def _read_lines(folder: Folder, name: str, kinds: Mapping[str, pa.DataType]) -> 
             flat = pc.list_flatten(column) if pa.types.is_list(column.type) else column
             if pa.types.is_string(flat.type):
                 flat.cast(pa.binary()).cast(pa.string())  # raises unless it is valid UTF-8
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DatasetError(
-            file,
-            "file",
-            f"does not hold JSON lines of {', '.join(kinds)} ({str(error).splitlines()[0]}); "
-            "correct the line or copy the file again.",
-        ) from None
     empty = [key for key in kinds if key != "tasks" and table[key].null_count]
     if empty or len(table) == 0:
         raise DatasetError(

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from jaxtyping import Bool, Int64
 
 from data.columns import BOOKKEEPING, open_parquet, read_columns, read_table, to_numpy
-from data.errors import DatasetError, MissingFileError
+from data.errors import DatasetError, MissingFileError, naming_damage
 from data.files.folder import Folder
 from data.files.limits import MOST_FRAMES
 from data.lerobot.metadata import JOURNAL, by_number, file_name, file_pattern
@@ -149,18 +149,13 @@ def _read_episodes(folder: Folder, videos: tuple[str, ...]) -> pa.Table:
 
 def _cast(file: Any, name: str, column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     """A column in the type it should have, with nulls as -1 or NaN."""
-    try:
+    sentence = f"cannot be read as {kind} ({{reason}}); copy or record it again."
+    with naming_damage(file, f"column '{name}'", sentence, caught=(pa.ArrowException,)):
         if pa.types.is_integer(kind) and pa.types.is_floating(column.type):
             column = pc.if_else(pc.is_nan(column), None, column)  # pandas' way to write a null
         column = column.cast(kind)
         if name in ("episode_index", "length") and column.null_count:
             raise pa.ArrowInvalid(f"{column.null_count} values are empty")
-    except pa.ArrowException as error:
-        raise DatasetError(
-            file,
-            f"column '{name}'",
-            f"cannot be read as {kind} ({str(error).splitlines()[0]}); copy or record it again.",
-        ) from None
     if pa.types.is_nested(kind):
         return column
     return column.fill_null(-1 if pa.types.is_integer(kind) else float("nan"))

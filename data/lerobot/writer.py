@@ -17,7 +17,7 @@ from jaxtyping import UInt8
 
 from data.columns import BOOKKEEPING, arrow_type
 from data.files.exchange import exchange
-from data.files.names import plain_name
+from data.files.names import require_plain
 from data.files.partial import partial_of, require_leftover
 from data.lerobot.dataset import VERSION
 from data.lerobot.growing import GrowingDataset, is_growing
@@ -68,7 +68,7 @@ class DatasetWriter:
     ) -> None:
         self.path = Path(path)
         _require_free(self.path, resume)
-        _require_robot(robot_type)
+        require_plain(robot_type or "unknown", "Robot")
         self.fps, self.robot_type = fps, robot_type
         self.features = {name: _checked(name, f) for name, f in features.items()}
         self._cameras = [n for n, f in self.features.items() if f["dtype"] == "video"]
@@ -267,20 +267,9 @@ def _require_free(path: Path, resume: bool) -> None:
     )
 
 
-def _require_robot(name: str | None) -> None:
-    """Raises ValueError if readers would not accept the robot's name."""
-    try:
-        plain_name(name or "unknown")
-    except ValueError as error:
-        raise ValueError(f"Robot {error}; choose another name.") from None
-
-
 def _checked(name: str, feature: Mapping[str, Any]) -> dict[str, Any]:
     dtype, shape = feature["dtype"], tuple(int(n) for n in feature["shape"])
-    try:
-        plain_name(name)
-    except ValueError as error:
-        raise ValueError(f"Feature {error}; choose another name.") from None
+    require_plain(name, "Feature")
     if name in BOOKKEEPING:
         raise ValueError(
             f"Feature '{name}' is a column that the writer adds itself; choose another name."

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast, get_args
 
-from data.errors import DatasetError, short
+from data.errors import DatasetError, naming_damage, short
 from data.files.checksums import Sums, as_sums, is_sha256
 from data.files.folder import Folder
 from data.files.limits import MOST_FRAMES, MOST_PIXELS
@@ -72,14 +72,9 @@ def listed(folder: Folder, digest: str) -> Sums:
       DatasetError: the list is damaged, or is no list of files.
     """
     content = sound(folder, convert.FILES, digest)
-    try:
+    path, sentence = folder.path(convert.FILES), "{reason}; delete the store and convert again."
+    with naming_damage(path, "files", sentence, caught=(ValueError, RecursionError)):
         return as_sums(json.loads(content))
-    except (ValueError, RecursionError) as error:
-        raise DatasetError(
-            folder.path(convert.FILES),
-            "files",
-            f"{error}; delete the store and convert again.",
-        ) from None
 
 
 def kept(folder: Folder, name: str, digest: str) -> bytes:

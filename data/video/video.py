@@ -16,7 +16,7 @@ from av.container import InputContainer
 from av.video.reformatter import VideoReformatter
 from jaxtyping import UInt8
 
-from data.errors import DatasetError, MissingFileError
+from data.errors import DatasetError, MissingFileError, naming_damage
 from data.files.limits import MOST_PIXELS, require_pixels, room_for
 from data.video.mp4 import open_video, unreadable
 from data.video.rate import own_rate
@@ -69,10 +69,8 @@ class VideoReader:
         self.path = path
         self._container = _open(path)
         self._stream = self._container.streams.video[0]
-        try:
+        with naming_damage(path, "frame size", "{reason}.", caught=(ValueError,)):
             require_pixels(self._stream.width, self._stream.height)
-        except ValueError as error:
-            raise DatasetError(path, "frame size", f"{error}.") from None
         self._stream.thread_type, self._stream.codec_context.options = "NONE", dict(STRICT)
         self._tick = self._stream.time_base or Fraction(1)
         self._to_rgb = VideoReformatter()

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from jaxtyping import Int64, UInt8
 
-from data.errors import DatasetError, short
+from data.errors import DatasetError, naming_damage, short
 from data.files.limits import most_values, require_pixels, room_for
 from data.lerobot.importing.clock import SECOND, align
 from data.lerobot.importing.layout import CameraSource, ColumnSource, ImportLayout, TimeUnit
@@ -245,14 +245,11 @@ def stretches(
             file, place, f"spans centuries in '{layout.time_unit}'; give another \"time_unit\"."
         )
     stamps = np.round(since * scale).astype(np.int64)
-    try:
+    sentence = (
+        '{reason}; repair it, or set "gaps": "cut" in the layout to cut the recording at gaps.'
+    )
+    with naming_damage(file, place, sentence, caught=(ValueError,)):
         found = align({"time": stamps}, layout.fps, layout.silence, layout.gaps)
-    except ValueError as error:
-        raise DatasetError(
-            file,
-            place,
-            f'{error}; repair it, or set "gaps": "cut" in the layout to cut the recording at gaps.',
-        ) from None
     if not found:
         raise DatasetError(
             file, place, "has no two frames without a gap between them; leave it out."
@@ -294,12 +291,9 @@ def _read_pictures(
     decoded: np.ndarray | None = None
     for number in range(rows.stop - rows.start):
         cell = array[rows.start + number]
-        try:
+        sentence = f"frame {number} holds no readable image ({{reason}}); copy it again."
+        with naming_damage(file, place, sentence, caught=(ValueError,)):
             picture = decode_picture(bytes(np.asarray(cell)), PICTURES)
-        except ValueError as error:
-            raise DatasetError(
-                file, place, f"frame {number} holds no readable image ({error}); copy it again."
-            ) from None
         decoded = placed(file, place, decoded, number, rows.stop - rows.start, picture)
     if decoded is None:
         raise DatasetError(file, place, "holds no images; leave the episode out.")
@@ -331,10 +325,8 @@ def _check_pictures(file: Path, place: str, array: RowArray) -> None:
             "width, 3) in uint8, or JPEG or PNG bytes of each frame.",
         )
     if not encoded:
-        try:
+        with naming_damage(file, place, "{reason}.", caught=(ValueError,)):
             require_pixels(shape[2], shape[1])
-        except ValueError as error:
-            raise DatasetError(file, place, f"{error}.") from None
 
 
 def _to_bytes(file: Path, place: str, pictures: np.ndarray) -> np.ndarray:

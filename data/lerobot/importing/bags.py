@@ -83,15 +83,12 @@ def _episodes(
     with open_bag(path) as bag:
         layout = _resolved(path, bag, layout)
         times = _times(path, bag, layout)
-        try:
+        sentence = (
+            '{reason}; allow more with "silence" in the layout, set "gaps": "cut" in it to cut the '
+            "recording at gaps, or leave the recording out."
+        )
+        with naming_damage(path, "topics", sentence, caught=(ValueError,)):
             parts = align(times, layout.fps, layout.silence, layout.gaps)
-        except ValueError as error:
-            raise DatasetError(
-                path,
-                "topics",
-                f'{error}; allow more with "silence" in the layout, set "gaps": "cut" in it to cut '
-                "the recording at gaps, or leave the recording out.",
-            ) from None
         if not parts:
             raise DatasetError(
                 path,

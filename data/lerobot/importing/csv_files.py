@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
-from data.errors import DatasetError, short
+from data.errors import DatasetError, naming_damage, short
 from data.files.names import is_within
 from data.lerobot.importing.arrays import check_rows, described, pending, read_rows
 from data.lerobot.importing.layout import ImportLayout
@@ -105,15 +105,14 @@ def _pending(
 
 
 def _read_sheet(path: Path) -> _Sheet:
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = csv.reader(file, strict=True)
-            names = next(rows, [])
-            found = [row for row in rows if row]
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise DatasetError(
-            path, "file", f"is not a readable CSV file ({error}); write it as UTF-8 with commas."
-        ) from None
+    sentence = "is not a readable CSV file ({reason}); write it as UTF-8 with commas."
+    with (
+        naming_damage(path, "file", sentence, caught=(csv.Error, UnicodeDecodeError)),
+        path.open(newline="", encoding="utf-8-sig") as file,
+    ):
+        rows = csv.reader(file, strict=True)
+        names = next(rows, [])
+        found = [row for row in rows if row]
     if len(set(names)) != len(names) or not found:
         what = "no rows" if not found else "a column twice"
         raise DatasetError(path, "file", f"has {what}; its header is {short(names)}.")
