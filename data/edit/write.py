@@ -8,11 +8,11 @@ files; an interrupted edit resumes after them and produces the same bytes.
 import shutil
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -25,7 +25,7 @@ from data.edit.modality import MODALITY, write_edited_modality
 from data.edit.plan import EditPlan, Part
 from data.edit.subtasks import numbered_column, texts_to_number
 from data.errors import DatasetError
-from data.files.job import Done, run_job
+from data.files.job import Done, adding_up, run_job
 from data.files.texts import numbered_texts, texts_from
 from data.lerobot.dataset import LeRobotDataset
 from data.lerobot.meta_writer import EpisodeTable, copy_others, info_of, kept_info
@@ -41,13 +41,6 @@ Progress = Callable[[int, int], None]
 JOURNAL = "edit.jsonl"
 
 _ROWS, _ENCODED = "rows", "encoded"
-
-
-class _Files(Protocol):
-    chunk: int
-    file: int
-
-    def close(self) -> None: ...
 
 
 def write_plan(
@@ -89,14 +82,7 @@ def _write(
     limits: Mapping[str, float],
     progress: Progress | None,
 ) -> None:
-    total, done = plan.work, 0
-
-    def told(part: Part) -> None:
-        nonlocal done
-        done += part.length
-        if progress is not None:
-            progress(done, total)
-
+    told = adding_up(progress, plan.work)
     rows = _Rows(plan, journal.entries(_ROWS))
     data = DataFiles(root, rows.stored, limits["data"])
     _track(journal, _ROWS, data, plan, partial(rows.add, data=data), told)
@@ -113,10 +99,10 @@ def _write(
 def _track(
     journal: FileJournal,
     track: str,
-    files: _Files,
+    files: DataFiles | CopiedVideos,
     plan: EditPlan,
     add: Callable[[int], dict[str, Any]],
-    told: Callable[[Part], None],
+    told: Done,
     check: Callable[[list[dict[str, Any]]], None] = lambda entries: None,
 ) -> None:
     """Writes the missing files of a track, and records each finished one."""
@@ -130,7 +116,7 @@ def _track(
             journal.add(track, place, entries)
 
     for part in plan.parts[:begun]:
-        told(part)
+        told(part.length)
     try:
         for number in range(begun, len(plan.parts)):
             entry = add(number)
@@ -138,7 +124,7 @@ def _track(
                 finished()
                 place, entries = (files.chunk, files.file), []
             entries.append(entry)
-            told(plan.parts[number])
+            told(plan.parts[number].length)
         files.close()
     except BaseException:
         with suppress(OSError):  # a full disk fails here again
@@ -342,14 +328,9 @@ def _require_same(plan: EditPlan, root: Path, camera: str, entries: list[dict[st
     copied = [entry for entry in entries if "ends" in entry]
     if not copied:
         return
-    with ExitStack() as stack:
-        reader: VideoReader | None = None
-        for entry in copied:
-            place = {k.rpartition("/")[2]: v for k, v in entry["places"].items()}
-            numbers = {k: place[k] for k in ("chunk_index", "file_index")}
-            path = root / VIDEO_PATH.format(video_key=camera, **numbers)
-            if reader is None:
-                reader = stack.enter_context(VideoReader(path))
+    places = [{k.rpartition("/")[2]: v for k, v in e["places"].items()} for e in copied]
+    with VideoReader(root / VIDEO_PATH.format(video_key=camera, **places[0])) as reader:
+        for entry, place in zip(copied, places, strict=True):
             start, end = place["from_timestamp"], place["to_timestamp"] - 1 / fps
             found = [_sum(reader.read(time, 1, fps)[0]) for time in (start, end)]
             if found != entry["ends"]:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from data.errors import DatasetError, Problem, caught, from_error, naming_damage, short
 from data.files.folder import Folder
-from data.files.job import Done, in_threads, run_job
+from data.files.job import Done, adding_up, in_threads, run_job
 from data.files.names import file_within
 from data.files.shards import at_hand
 
@@ -109,14 +109,7 @@ def compare(
 ) -> Iterator[Damage]:
     """Files that are missing, or whose size or content differs from `sums`. Reads all others; files
     in the folder `large` do not stay in a bucket's cache if the cache has a limit."""
-    done, total = 0, sum(size for size, _ in sums.values())
-
-    def told(size: int) -> None:
-        nonlocal done
-        done += size
-        if progress is not None:
-            progress(done, total)
-
+    told = adding_up(progress, sum(size for size, _ in sums.values()))
     here = in_threads(_THREADS, shared=True)
     for found in run_job(_Comparing(folder, large), _groups(sums), told, here):
         yield from found

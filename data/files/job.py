@@ -23,6 +23,19 @@ Work = Callable[[U, Done], R]
 """Does a unit and returns its result; can be pickled, for other threads and machines."""
 
 
+def adding_up(report: Callable[[int, int], object] | None, total: int) -> Done:
+    """Reports all work done so far, and the total, whenever more of it is done."""
+    done = 0
+
+    def told(amount: int) -> None:
+        nonlocal done
+        done += amount
+        if report is not None:
+            report(done, total)
+
+    return told
+
+
 class RunUnits(Protocol):
     """Does units and yields their results in the order of the units."""
 

@@ -7,13 +7,14 @@ LeRobot up to 0.5 holds means of per-episode quantiles, which are no longer quan
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Float64, Shaped
 
 from data.dataset import Dataset, Report
-from data.files.job import Done, alone, run_job
+from data.files.job import Done, adding_up, alone, run_job
 from data.frames import Stats
 from data.lake.ranges import episode_ranges, require_no_strays, streamed
 from data.statistics.quantiles import Counted, OrderStatistics, interpolate, ranks
@@ -354,15 +355,7 @@ def _described(
         total = int(lengths.sum())
 
     def passing(number: int) -> Done:
-        done = 0
-
-        def told(rows: int) -> None:
-            nonlocal done
-            done += rows
-            if progress is not None:
-                progress(f"Pass {number}", done, total)
-
-        return told
+        return adding_up(progress and partial(progress, f"Pass {number}"), total)
 
     found = _describe(_DatasetBlocks(tuple(datasets)), names, parts, passing, run_job)
     if episodes is None:

@@ -20,7 +20,7 @@ from jaxtyping import Float64, Int64, Shaped
 from data.columns import BOOKKEEPING
 from data.dataset import Dataset, Report
 from data.errors import DatasetError, Problem, error, from_error, warning
-from data.files.job import Done, run_job
+from data.files.job import Done, adding_up, run_job
 from data.frames import ACTION, STATE
 from data.lake.ranges import episode_ranges, require_no_strays, streamed
 from data.statistics.stats import Stats, describe_columns, numeric_columns
@@ -456,15 +456,9 @@ class _Columns:
 
 def _telling(dataset: Dataset, report: Report, what: str) -> Callable[[int], None]:
     """Reports the frames that a pass has done."""
-    done, total = 0, int(dataset.lengths.sum())
+    total = int(dataset.lengths.sum())
     report(what, 0, total)
-
-    def told(rows: int) -> None:
-        nonlocal done
-        done += rows
-        report(what, min(done, total), total)
-
-    return told
+    return adding_up(lambda done, total: report(what, min(done, total), total), total)
 
 
 def _rows(dataset: Dataset, names: Sequence[str], block: Mapping[str, np.ndarray]) -> int:
