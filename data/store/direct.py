@@ -5,9 +5,7 @@ it. Numbers lie beside seek tables in a cache. Encoded images in the parquet are
 because reading one of them from parquet means reading hundreds (LeRobot v2 and v3 layouts).
 """
 
-import fcntl
 import hashlib
-import tempfile
 import threading
 from collections import defaultdict
 from collections.abc import Mapping
@@ -78,14 +76,7 @@ def open_direct(
     content = f"{FORMAT} {dataset.digest}{' subtasks' if dataset.has_subtasks else ''}"
     key = hashlib.sha256(content.encode()).hexdigest()[:16]
     folder = cache / f"{key}-straight"
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / f"{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            with tempfile.TemporaryDirectory(dir=cache, prefix=".making-") as scratch:
-                made = Path(scratch) / "made"
-                _write(dataset, made)
-                made.rename(folder)
+    cached.make_folder(folder, lambda made: _write(dataset, made))
     for name, what in compare(LocalFolder(folder), _sums(folder)):
         raise _damaged(folder, name, what)
     return Direct(dataset, image_size, folder, cache / "seek", resize, exact, dict(fits))
