@@ -5,7 +5,6 @@ The wordings of an instruction and the transform of states and actions are read 
 mistake in them is found and named at the start.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
 from data.dataset import Prompts, Runs, Subtasks, subtasks_of
+from data.files.json_file import read_named
 from data.frames import Frames, Rows, Squares, attribute_of
 from data.mixture.frame_filter import FrameFilter, runs_within
 from models.files import own_file
@@ -216,15 +216,7 @@ def read_wordings(file: str, empty: str, prompts: Wordings) -> Wordings:
     known = tuple(tuple(w or empty for w in wordings) for wordings in prompts)
     if not file:
         return known
-    path = Path(file)
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{file}: this file of paraphrases does not exist; correct 'prompts'."
-        )
-    try:
-        more = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{file}: is not valid JSON ({error}); fix it.") from None
+    more = read_named(file, "paraphrases", "prompts")
     if not (isinstance(more, dict) and all(_are_texts(texts) for texts in more.values())):
         raise ValueError(f"{file}: expected a table with a list of texts for each instruction.")
     told = {wording for wordings in known for wording in wordings}
