@@ -122,7 +122,11 @@ def cluster(address: str) -> Iterator[Any]:
         )
     except ConnectionError as error:
         if isinstance(error.__cause__, RuntimeError) and "InvalidAuthToken" in str(error.__cause__):
-            raise _stranger(address) from None
+            raise ValueError(
+                f"Ray at --ray-address {address} requires a token; set RAY_AUTH_MODE=token, and "
+                "RAY_AUTH_TOKEN to the cluster's token, which `ray start --head` keeps in "
+                "~/.ray/auth_token."
+            ) from None
         raise _nobody(address, error) from None
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     context = ray.data.DataContext.get_current()
@@ -148,14 +152,6 @@ def _nobody(address: str, error: Exception) -> ValueError:
     return ValueError(
         f"Cannot connect to Ray at --ray-address {address} ({str(error).splitlines()[0]}); start "
         "it with `ray start --head`, or give --ray to run Ray on this machine alone."
-    )
-
-
-def _stranger(address: str) -> ValueError:
-    return ValueError(
-        f"Ray at --ray-address {address} requires a token; set RAY_AUTH_MODE=token, and "
-        "RAY_AUTH_TOKEN to the cluster's token, which `ray start --head` keeps in "
-        "~/.ray/auth_token."
     )
 
 

@@ -348,11 +348,6 @@ class LeRobotDataset:
         file, cells = self._rows.cells(self._place(i), camera)
         return file, camera, cells
 
-    @property
-    def data_files(self) -> list[Path | str]:
-        """The parquet files of the frames, in order."""
-        return [self._rows.path(file) for file in range(self.metadata.num_data_files)]
-
     def file(self, i: int) -> Path | str:
         """The parquet file that holds episode i's rows."""
         return self._rows.path(self._rows.place(self._place(i)).file)

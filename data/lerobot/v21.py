@@ -4,7 +4,7 @@ An episode has the cameras whose video file exists; the metadata does not say wh
 """
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -59,7 +59,6 @@ class MetadataV21:
                 "chunks_size",
                 f"is {self._chunk!r}, expected the number of episodes in a folder; correct it.",
             )
-        self._videos = cache(self._listed_videos)
 
     def data_file(self, file: int) -> str:
         return self._name("data_path", file)
@@ -68,7 +67,7 @@ class MetadataV21:
         return self._name("video_path", episode, video_key=camera), 0.0
 
     def has_video(self, camera: str) -> Bool[np.ndarray, " e"]:
-        files = self._videos()
+        files = self._videos
         episodes = range(len(self.numbers))
         return np.array([self.video(i, camera)[0] in files for i in episodes], bool)
 
@@ -82,7 +81,8 @@ class MetadataV21:
         values_of = {"episode_chunk": number // self._chunk, "episode_index": number, **values}
         return file_name(self._folder, self._info, field, **values_of)
 
-    def _listed_videos(self) -> set[str]:
+    @cached_property
+    def _videos(self) -> set[str]:
         return set(self._folder.list(file_pattern(self._folder, self._info, "video_path")))
 
 

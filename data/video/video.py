@@ -76,11 +76,6 @@ class VideoReader:
         self._to_rgb = VideoReformatter()
         self._bytes = path.stat().st_size
 
-    @property
-    def frames(self) -> int:
-        """Frames that the container's index lists."""
-        return self._stream.frames
-
     def read(self, start: float, count: int, fps: float) -> UInt8[np.ndarray, "t h w 3"]:
         """`count` frames at `fps`, the first of them `start` seconds into the file.
 
