@@ -2,8 +2,8 @@
 provide it.
 
 Statistics, conversion, validation and viewing need only a `Dataset`; training reads what conversion
-makes of it. A `Format` says how a folder is recognised, opened and checked. The shipped formats are
-imported when the first dataset is opened, and a user's file can add one (docs/own_dataset.md).
+makes of it. A `Format` says how a folder is recognised, opened and checked; a user's file can add
+one (docs/own_dataset.md).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -394,8 +394,7 @@ def _written(root: Path, journal: FileJournal, rows: _Rows) -> Any:
 
 @dataclass(frozen=True)
 class _StoredPixels:
-    """Pixel counts of an episode's images that are stored in parquet, for other machines to
-    compute."""
+    """Pixel counts of an episode's images that are stored in parquet, as a job."""
 
     plan: EditPlan
 

@@ -2,8 +2,7 @@
 
 Videos and most parquet files carry no checksums, so a flipped bit may read as a different image or
 number, and nothing in the format can detect it. `meta/checksums.json` lists the size and SHA-256 of
-every file; readers that do not know it ignore it. Datasets that this project writes have it, and it
-can be added to any other.
+every file; readers that do not know it ignore it.
 """
 
 import hashlib

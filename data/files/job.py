@@ -1,8 +1,7 @@
 """Work on a dataset as a list of independent units, run here, in threads or on a cluster.
 
-A unit is the argument of a pure function. What it produces goes to the job's folder, its small
-results are returned, and the command that began the job finishes it. Results come in the order of
-the units, wherever they were computed, so sums over them are the same to the last bit.
+What a unit produces goes to the job's folder, and its small results are returned. They come in the
+order of the units, wherever they were computed, so sums over them are the same to the last bit.
 """
 
 import os

@@ -1,9 +1,8 @@
-"""Catalogue of datasets: a table of their versions, with what made each version and from which
-others.
+"""Catalogue of datasets: a table of their versions, with what made each and from which others.
 
 It is a folder, local or in a bucket, of parquet files. Each write adds a file and changes none, so
 that any number of commands can write at once, and any parquet reader (DuckDB, Spark, pandas) reads
-the folder as one table. A row is a version of a dataset, identified by the digest of its content.
+the folder as one table.
 """
 
 import json

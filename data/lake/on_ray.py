@@ -1,9 +1,8 @@
 """Runs jobs on a Ray cluster: every unit is a task of Ray Data.
 
 Ray Data spreads the tasks over the available nodes, including those that join later, and repeats
-the tasks of lost nodes. It handles only units and what they return; images go straight from a
-worker to their destination. Datasets and destinations must be where every node can reach them, in a
-bucket or on a shared disk (docs.ray.io, Ray Data, fault tolerance).
+the tasks of lost nodes (docs.ray.io, Ray Data, fault tolerance). Datasets and destinations must be
+where every node can reach them, in a bucket or on a shared disk.
 """
 
 import logging
@@ -156,8 +155,7 @@ def _nobody(address: str, error: Exception) -> ValueError:
 
 
 class _Ledger:
-    """Actor on the command's machine that counts the units begun on each node, so that repeated
-    work is visible."""
+    """Actor on the command's machine that counts the units begun on each node."""
 
     def __init__(self) -> None:
         self._begun = self._failed = 0

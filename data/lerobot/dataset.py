@@ -3,8 +3,7 @@
 Opening reads meta/; parquet and video files are fetched and read on demand. Rows are found by their
 own `episode_index`, and video frames by their number after the episode's start, because the
 locations and times in the metadata are too often wrong. Statistics in the files are never used,
-because LeRobot up to 0.5 wrote wrong statistics of images and wrong quantiles of everything (a
-standard deviation of 0, means of quantiles); data/statistics/stats.py computes them.
+because LeRobot up to 0.5 wrote wrong ones; data/statistics/stats.py computes them.
 """
 
 import hashlib
@@ -334,11 +333,7 @@ class LeRobotDataset:
         return self.metadata.video(self._place(i), camera)[0]
 
     def _is_stored(self, camera: str) -> bool:
-        """True for a camera whose images are stored in parquet.
-
-        Raises:
-          ValueError: there is no such camera.
-        """
+        """True for a camera with images in parquet; raises ValueError if there is no such one."""
         if camera not in self.cameras:
             raise ValueError(f"{self.root}: no camera '{camera}'; there are {list(self.cameras)}.")
         return bool(self.features[camera]["dtype"] == "image")

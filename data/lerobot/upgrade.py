@@ -1,10 +1,8 @@
-"""Converts LeRobot v2.1 (and v2.0) to v3.0: the same rows and the same encoded frames in fewer
-files.
+"""Converts LeRobot v2.1 (and v2.0) to v3.0: the same rows and encoded frames in fewer files.
 
 Video packets are copied, so no quality is lost and frames decode to the same bits. Statistics are
 recomputed from all rows and decoded frames, which also finds damaged videos before they are in the
-new dataset. Decoding is a job (data/files/job.py), and this process copies. Everything stays in
-`<out>.partial` until it is complete.
+new dataset.
 """
 
 import shutil
@@ -124,8 +122,7 @@ def _write(
 
 @dataclass(frozen=True)
 class _Counting:
-    """Pixel counts of an episode's cameras, which have to be decoded for them: the work of an
-    upgrade that other machines can do."""
+    """Pixel counts of an episode's cameras: the work of an upgrade that is a job."""
 
     dataset: LeRobotDataset
 

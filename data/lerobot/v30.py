@@ -104,8 +104,7 @@ class MetadataV30:
         return dict(zip(indices.tolist(), texts.reshape(-1).tolist(), strict=True))
 
     def _hinted(self, table: pa.Table) -> Int64[np.ndarray, " e"]:
-        """Number of the data file that the metadata names for each episode; 0 if that file is not
-        there."""
+        """Number of the data file that each episode names; 0 if that file is not there."""
         if not set(_HINTS) <= set(table.column_names):
             return np.zeros(len(self.numbers), np.int64)
         distinct, which = self._distinct(table)

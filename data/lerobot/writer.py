@@ -2,8 +2,7 @@
 
 During the recording, every episode has its own files (data/lerobot/growing.py), so a finished
 episode is never lost, whatever ends the recording. At the end the episodes are joined in
-`<path>.partial`, without re-encoding, and the two folders are exchanged. The joined dataset is the
-same however often the recording was interrupted.
+`<path>.partial`, without re-encoding, and the two folders are exchanged.
 """
 
 import shutil

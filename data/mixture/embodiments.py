@@ -2,9 +2,8 @@
 transforms, and of differences where actions are relative to the state.
 
 They are exact, over every frame: absolute dims once per frame, relative ones at every step of every
-chunk. The statistics that a store keeps since its conversion are used where they are the same.
-Otherwise the result is cached under a digest of everything it depends on, so that only the first
-start computes it.
+chunk. Where a store does not hold the same statistics, the result is cached under a digest of
+everything it depends on.
 """
 
 import hashlib

@@ -146,8 +146,7 @@ def named_stats(
 
 
 class _Seen(NamedTuple):
-    """Findings of the first pass in a piece of a column; the piece itself if it may be the only
-    one."""
+    """Findings of the first pass in a piece of a column, and the piece if it may be the only."""
 
     shape: tuple[int, ...]
     rows: int
@@ -376,8 +375,7 @@ def _finite(columns: Mapping[str, _Column], datasets: Sequence[Dataset]) -> dict
 def _pieces(
     blocks: Iterable[Mapping[str, Block]], names: Sequence[str], done: Done
 ) -> Iterator[tuple[str, Block]]:
-    """Every column's rows in pieces that are neither so small that counters cost more than values,
-    nor large."""
+    """Every column's rows in pieces, not so small that counters cost more than values."""
     held: dict[str, list[Block]] = {name: [] for name in names}
     rows = dict.fromkeys(names, 0)
 

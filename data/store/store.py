@@ -2,9 +2,8 @@
 
 Decoding random video frames costs a hundred times as much as reading records, so a dataset is
 decoded once (data.store.convert). Images lie in shards of ArrayRecord (JPEG) or flat files (raw
-uint8), numbers in zarr arrays (data.store.tables). `store.json` identifies the dataset by its
-content and is written last. Damaged bytes are never used: columns and tables are checked against
-their SHA-256 at opening, each image against a CRC-32C when it is read.
+uint8), numbers in zarr arrays (data.store.tables). Damaged bytes are never used: columns and tables
+are checked against their SHA-256 at opening, each image against a CRC-32C when it is read.
 """
 
 import os

@@ -2,8 +2,7 @@
 
 Columns are float32 zarr3 arrays, sharded and uncompressed, so a shard is a flat array on disk
 (zarr.dev, sharding codec) that training maps into memory. A random action chunk costs 5 µs that
-way, and 20 to 60 µs through tensorstore, which writes the arrays. Tables of episodes are plain
-arrays.
+way, and 20 to 60 µs through tensorstore, which writes the arrays.
 """
 
 import hashlib

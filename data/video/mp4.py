@@ -73,8 +73,7 @@ def require_index_fits(path: Path) -> None:
 
 
 def _boxes(file: BinaryIO, size: int) -> Iterator[tuple[bytes, int, int]]:
-    """Kind, start and end of the content of every box that matters, inner boxes after outer
-    ones."""
+    """Kind, start and end of the content of every box that matters, outer boxes first."""
     left = [(0, size)]
     for _ in range(_MOST_BOXES):
         if not left:

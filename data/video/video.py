@@ -147,11 +147,8 @@ class VideoReader:
         self.close()
 
     def _decode_from(self, start: float, tolerance: float) -> Iterator[tuple[float, av.VideoFrame]]:
-        """Frames with their times from the keyframe at or before `start`; ends early on damage.
-
-        Open-GOP files (HEVC by default) seek past the requested frame; decoding then starts further
-        back.
-        """
+        """Frames with their times from the keyframe at or before `start`, or from further back
+        where an open GOP (HEVC's default) makes seeking go past it; ends early on damage."""
         for back in _SEEK_BACK_SECONDS:
             target = max(0.0, start - back)
             frames = self._decode(target)

@@ -276,11 +276,7 @@ def _read_column(
 def _read_pictures(
     file: Path, episode: str, camera: CameraSource, array: RowArray, rows: slice
 ) -> UInt8[np.ndarray, "t h w 3"]:
-    """Images of a camera as RGB, the right way up.
-
-    Raises:
-      DatasetError: an image cannot be decoded, has another size, or has values that are not bytes.
-    """
+    """Images of a camera as RGB, the right way up."""
     place = f"{episode}'{camera.path}'"
     if len(array.shape) == 4:
         room_for(file, rows.stop - rows.start, array.shape[1:])

@@ -1,8 +1,7 @@
 """Imports topics with different rates as episodes with one rate.
 
 A bag is read twice: once for the times of its messages, which decide everything, and once for the
-messages in use. Only those are decoded, unless headers give the times. Memory holds the images of
-one episode and no more.
+messages in use. Memory holds the images of one episode and no more.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -69,8 +68,7 @@ _LATEST = 2**63 - 2**61
 
 
 def _check(open_bag: OpenBag, path: Path, layout: ImportLayout) -> CheckedRecording:
-    """Looks for the topics; only the messages show how many episodes there are, and their
-    shapes."""
+    """Looks for the topics; only the messages show the episodes and their shapes."""
     with open_bag(path) as bag:
         resolved = _resolved(path, bag, layout)
     return CheckedRecording(1, dict.fromkeys([*resolved.columns, *resolved.cameras]))
