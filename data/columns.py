@@ -129,8 +129,7 @@ def read_columns(
 
 
 def _promised(opened: ParquetFile, columns: Sequence[str], groups: Sequence[int]) -> int:
-    """The largest number of values that one of these columns has in all row groups, according to
-    the footer."""
+    """The largest number of values that the footer promises in one of these columns."""
     leaves = _leaves_of(opened.schema_arrow, columns)
     counts = dict.fromkeys([-1, *leaves], 0)
     for group in map(opened.metadata.row_group, groups):

@@ -2,8 +2,8 @@
 provide it.
 
 Statistics, conversion, validation and viewing need only a `Dataset`; training reads what conversion
-makes of it. A `Format` says how a folder is recognised, opened and checked. The shipped formats are
-imported when the first dataset is opened, and a user's file can add one (docs/own_dataset.md).
+makes of it. A `Format` says how a folder is recognised, opened and checked; a user's file can add
+one (docs/own_dataset.md).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,8 +15,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from jaxtyping import Bool, Int64, UInt8
 
-from data.errors import MissingFileError, Problem
+from data.errors import MissingFileError, Problem, short
 from data.files.folder import Folder, open_folder
+from data.files.names import LONGEST_NAME
 from models.files import html, own_file
 
 Prompts = tuple[tuple[str, ...], ...]
@@ -169,6 +170,16 @@ def picture_shape(feature: Mapping[str, Any]) -> tuple[int, int] | None:
     if not isinstance(names, list) and shape[0] in (1, 3) and shape[2] not in (1, 3):
         return shape[1], shape[2]
     return shape[0], shape[1]
+
+
+def dimension_names(names: object, size: int) -> list[str]:
+    """Names of a feature's dimensions, which datasets give as a list, a dict of lists or not at
+    all."""
+    if isinstance(names, Mapping):
+        names = next(iter(names.values()), None)
+    if isinstance(names, list | tuple) and len(names) == size:
+        return [(name if isinstance(name, str) else short(name))[:LONGEST_NAME] for name in names]
+    return [str(dim) for dim in range(size)]
 
 
 def card(dataset: Dataset, tasks: Iterable[str] = ()) -> str:

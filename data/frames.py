@@ -7,7 +7,8 @@ loader treat them alike. A `Feed` says how one of them is read in a mixture, and
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from operator import attrgetter
+from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int64, Shaped
@@ -21,6 +22,12 @@ STATE, ACTION = "observation.state", "action"
 
 Stats = dict[str, np.ndarray]
 """min, max, mean, std, q01, q10, q50, q90, q99 per dimension, and count [1]."""
+
+
+Rows = Int64[np.ndarray, " n"]
+"""Numbers of frames."""
+Squares = Sequence[Shaped[np.ndarray, "h w 3"]]
+"""Memory that is filled with images."""
 
 
 class Fitted(Protocol):
@@ -72,12 +79,7 @@ class Frames(Fitted, Protocol):
         """Values of a numeric column at these frames, in the dataset's units."""
         ...
 
-    def images(
-        self,
-        rows: Int64[np.ndarray, " n"],
-        camera: str,
-        out: Sequence[Shaped[np.ndarray, "h w 3"]],
-    ) -> None:
+    def images(self, rows: Rows, camera: str, out: Squares) -> None:
         """Fills each of `out` with a frame's image, fitted as `fit_of` says; `out` has that fit's
         dtype.
 
@@ -85,6 +87,11 @@ class Frames(Fitted, Protocol):
           DatasetError: an image cannot be read; names the file.
         """
         ...
+
+
+def attribute_of(path: str) -> Any:
+    """A property whose value is an attribute of an inner object, such as "frames.fps"."""
+    return property(attrgetter(path))
 
 
 def fit_of(images: Fitted, camera: str) -> PictureFit:

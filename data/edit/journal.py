@@ -6,7 +6,6 @@ import fcntl
 import json
 import shutil
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 _WHOLE = "whole"
@@ -51,12 +50,7 @@ class FileJournal:
     def __enter__(self) -> "FileJournal":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         folder, name = self._path.parent, self._path.name
         if kind is not None and not self._lines and not any(folder.glob(f"*/{name}")):
             shutil.rmtree(folder, ignore_errors=True)

@@ -8,11 +8,12 @@ files; an interrupted edit resumes after them and produces the same bytes.
 import shutil
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -25,12 +26,11 @@ from data.edit.modality import MODALITY, write_edited_modality
 from data.edit.plan import EditPlan, Part
 from data.edit.subtasks import numbered_column, texts_to_number
 from data.errors import DatasetError
-from data.files.checksums import write_checksums
-from data.files.job import Done, run_job
+from data.files.job import Done, adding_up, run_job
 from data.files.texts import numbered_texts, texts_from
-from data.lerobot.dataset import VERSION, LeRobotDataset
-from data.lerobot.meta_writer import EpisodeTable, copy_others, write_json, write_tasks
-from data.lerobot.recording import DATA_PATH, FILES_PER_CHUNK, VIDEO_PATH, DataFiles
+from data.lerobot.dataset import LeRobotDataset
+from data.lerobot.meta_writer import EpisodeTable, copy_others, info_of, kept_info
+from data.lerobot.recording import DATA_PATH, VIDEO_PATH, DataFiles
 from data.lerobot.remux import CopiedVideos
 from data.statistics.pixels import Histogram
 from data.video.encoding import write_video
@@ -42,14 +42,6 @@ Progress = Callable[[int, int], None]
 JOURNAL = "edit.jsonl"
 
 _ROWS, _ENCODED = "rows", "encoded"
-_V21_ONLY = ("total_videos", "total_chunks")
-
-
-class _Files(Protocol):
-    chunk: int
-    file: int
-
-    def close(self) -> None: ...
 
 
 def write_plan(
@@ -91,14 +83,7 @@ def _write(
     limits: Mapping[str, float],
     progress: Progress | None,
 ) -> None:
-    total, done = plan.work, 0
-
-    def told(part: Part) -> None:
-        nonlocal done
-        done += part.length
-        if progress is not None:
-            progress(done, total)
-
+    told = adding_up(progress, plan.work)
     rows = _Rows(plan, journal.entries(_ROWS))
     data = DataFiles(root, rows.stored, limits["data"])
     _track(journal, _ROWS, data, plan, partial(rows.add, data=data), told)
@@ -115,10 +100,10 @@ def _write(
 def _track(
     journal: FileJournal,
     track: str,
-    files: _Files,
+    files: DataFiles | CopiedVideos,
     plan: EditPlan,
     add: Callable[[int], dict[str, Any]],
-    told: Callable[[Part], None],
+    told: Done,
     check: Callable[[list[dict[str, Any]]], None] = lambda entries: None,
 ) -> None:
     """Writes the missing files of a track, and records each finished one."""
@@ -132,7 +117,7 @@ def _track(
             journal.add(track, place, entries)
 
     for part in plan.parts[:begun]:
-        told(part)
+        told(part.length)
     try:
         for number in range(begun, len(plan.parts)):
             entry = add(number)
@@ -140,7 +125,7 @@ def _track(
                 finished()
                 place, entries = (files.chunk, files.file), []
             entries.append(entry)
-            told(plan.parts[number])
+            told(plan.parts[number].length)
         files.close()
     except BaseException:
         with suppress(OSError):  # a full disk fails here again
@@ -344,14 +329,9 @@ def _require_same(plan: EditPlan, root: Path, camera: str, entries: list[dict[st
     copied = [entry for entry in entries if "ends" in entry]
     if not copied:
         return
-    with ExitStack() as stack:
-        reader: VideoReader | None = None
-        for entry in copied:
-            place = {k.rpartition("/")[2]: v for k, v in entry["places"].items()}
-            numbers = {k: place[k] for k in ("chunk_index", "file_index")}
-            path = root / VIDEO_PATH.format(video_key=camera, **numbers)
-            if reader is None:
-                reader = stack.enter_context(VideoReader(path))
+    places = [_place(entry) for entry in copied]
+    with VideoReader(root / VIDEO_PATH.format(video_key=camera, **places[0])) as reader:
+        for entry, place in zip(copied, places, strict=True):
             start, end = place["from_timestamp"], place["to_timestamp"] - 1 / fps
             found = [_sum(reader.read(time, 1, fps)[0]) for time in (start, end)]
             if found != entry["ends"]:
@@ -392,51 +372,26 @@ def _describe(
     copy_others(first, root, but=[MODALITY])
     if first.folder.exists(MODALITY):
         write_edited_modality(first, plan.names[0], root)
-    write_tasks(root, list(rows.tasks))
-    if rows.subtasks:
-        write_tasks(root, list(rows.subtasks), "subtask")
-    write_json(
-        root / "meta/info.json",
-        {k: v for k, v in plan.sources[0].info.items() if k not in _V21_ONLY}
-        | {
-            "codebase_version": VERSION,
-            "robot_type": plan.robot,
-            "fps": plan.fps,
-            "total_episodes": episodes.num_episodes,
-            "total_frames": episodes.num_frames,
-            "total_tasks": len(rows.tasks),
-            "chunks_size": FILES_PER_CHUNK,
-            "data_files_size_in_mb": limits["data"],
-            "video_files_size_in_mb": limits["video"],
-            "splits": {"train": f"0:{episodes.num_episodes}"},
-            "data_path": DATA_PATH,
-            "video_path": VIDEO_PATH if plan.cameras else None,
-            "features": features,
-        },
-    )
-    episodes.write_statistics()
-    write_checksums(root)
+    counts = episodes.num_episodes, episodes.num_frames, len(rows.tasks)
+    info = kept_info(first) | {"robot_type": plan.robot}
+    info |= info_of(features, plan.fps, limits, counts)
+    episodes.finish(info, list(rows.tasks), list(rows.subtasks))
 
 
 def _written(root: Path, journal: FileJournal, rows: _Rows) -> Any:
     """Columns of the episodes as the new files hold them, one row group for each."""
     kinds = {n: f for n, f in rows.stored.items() if f["dtype"] != "image"}
-    opened, path, group = None, None, 0
-    for entry in journal.entries(_ROWS):
-        place = {k.rpartition("/")[2]: v for k, v in entry["places"].items()}
-        mine = root / DATA_PATH.format(**place)
-        if mine != path:
-            opened, path, group = open_parquet(mine), mine, 0
-        assert opened is not None
-        table = read_columns(opened, list(kinds), mine, [group])
-        yield {name: to_numpy(mine, name, table[name], kind) for name, kind in kinds.items()}
-        group += 1
+    files = (root / DATA_PATH.format(**_place(entry)) for entry in journal.entries(_ROWS))
+    for path, episodes in groupby(files):
+        opened = open_parquet(path)
+        for group, _ in enumerate(episodes):
+            table = read_columns(opened, list(kinds), path, [group])
+            yield {name: to_numpy(path, name, table[name], kind) for name, kind in kinds.items()}
 
 
 @dataclass(frozen=True)
 class _StoredPixels:
-    """Pixel counts of an episode's images that are stored in parquet, for other machines to
-    compute."""
+    """Pixel counts of an episode's images that are stored in parquet, as a job."""
 
     plan: EditPlan
 
@@ -452,6 +407,11 @@ class _StoredPixels:
                     frames = source.frames_at(part.episode, camera, at)
                     found[name] = Histogram.of(frames).counts
         return found
+
+
+def _place(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Where an entry's rows or images lie, by the last parts of the columns' names."""
+    return {name.rpartition("/")[2]: value for name, value in entry["places"].items()}
 
 
 def _taken(values: np.ndarray, at: Int64[np.ndarray, " t"] | None) -> np.ndarray:

@@ -1,9 +1,12 @@
 """Results cached on disk for later starts, each with its checksum, so that a damaged file is an
 error that names it, and never another result. JSON stays readable: the value is under "content"."""
 
+import fcntl
 import hashlib
 import json
 import mmap
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +65,18 @@ def read_bytes(path: Path) -> UInt8[np.ndarray, " n"]:
     if google_crc32c.value(content) != int.from_bytes(crc.tobytes(), "little"):
         raise _damaged(path)
     return content
+
+
+def make_folder(folder: Path, make: Callable[[Path], object]) -> None:
+    """Makes a folder, whole or not at all, if there is none. Processes that need it at the same
+    time wait for the one that makes it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as scratch:
+                make(Path(scratch) / "made")
+                (Path(scratch) / "made").rename(folder)
 
 
 def _encoded(value: Any) -> bytes:

@@ -2,8 +2,7 @@
 
 Videos and most parquet files carry no checksums, so a flipped bit may read as a different image or
 number, and nothing in the format can detect it. `meta/checksums.json` lists the size and SHA-256 of
-every file; readers that do not know it ignore it. Datasets that this project writes have it, and it
-can be added to any other.
+every file; readers that do not know it ignore it.
 """
 
 import hashlib
@@ -16,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from data.errors import DatasetError, Problem, caught, from_error, short
+from data.errors import DatasetError, Problem, caught, from_error, naming_damage, short
 from data.files.folder import Folder
-from data.files.job import Done, in_threads, run_job
+from data.files.job import Done, adding_up, in_threads, run_job
 from data.files.names import file_within
 from data.files.shards import at_hand
 
@@ -109,14 +108,7 @@ def compare(
 ) -> Iterator[Damage]:
     """Files that are missing, or whose size or content differs from `sums`. Reads all others; files
     in the folder `large` do not stay in a bucket's cache if the cache has a limit."""
-    done, total = 0, sum(size for size, _ in sums.values())
-
-    def told(size: int) -> None:
-        nonlocal done
-        done += size
-        if progress is not None:
-            progress(done, total)
-
+    told = adding_up(progress, sum(size for size, _ in sums.values()))
     here = in_threads(_THREADS, shared=True)
     for found in run_job(_Comparing(folder, large), _groups(sums), told, here):
         yield from found
@@ -180,12 +172,7 @@ def _damage(folder: Folder, name: str, size: int, digest: str, large: str) -> Da
 
 
 def _read(folder: Folder) -> Sums:
-    try:
+    sentence = "does not list the files with their sizes and sums; delete it and write it again."
+    damage = (ValueError, KeyError, TypeError, RecursionError)
+    with naming_damage(folder.path(CHECKSUMS), "sha256", sentence, caught=damage):
         return as_sums(json.loads(folder.local(CHECKSUMS).read_text())["sha256"])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        pass
-    raise DatasetError(
-        folder.path(CHECKSUMS),
-        "sha256",
-        "does not list the files with their sizes and sums; delete it and write it again.",
-    )

@@ -242,25 +242,23 @@ class BucketFolder:
         Args:
           room: called with the size in bytes; reserves space for the file during the fetch.
         """
-        with _storage_errors(self.path(name)):
-            return self._fetch(name, room or (lambda size: nullcontext()))
-
-    def _fetch(self, name: str, room: Callable[[int], AbstractContextManager[None]]) -> Path:
         remote = self._remote(name)
-        about = self._files.info(remote)
-        if about["type"] != "file":
-            raise FileNotFoundError
-        version = [about["size"], *(str(about.get(key)) for key in VERSION_KEYS)]
-        path = self.cache / _short(self.url) / _short(str(version)) / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.with_name(path.name + ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not path.is_file():
-                with room(about["size"] or 0), replacing(path) as partial:
-                    self._files.get_file(remote, str(partial))
-                    if (size := partial.stat().st_size) != (about["size"] or size):
-                        raise OSError(f"{size} bytes arrived, expected {about['size']}")
-        return path
+        with _storage_errors(self.path(name)):
+            about = self._files.info(remote)
+            if about["type"] != "file":
+                raise FileNotFoundError
+            version = [about["size"], *(str(about.get(key)) for key in VERSION_KEYS)]
+            path = self.cache / _short(self.url) / _short(str(version)) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.with_name(path.name + ".lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not path.is_file():
+                    reserved = room(about["size"] or 0) if room else nullcontext()
+                    with reserved, replacing(path) as partial:
+                        self._files.get_file(remote, str(partial))
+                        if (size := partial.stat().st_size) != (about["size"] or size):
+                            raise OSError(f"{size} bytes arrived, expected {about['size']}")
+            return path
 
 
 def _open_hub(url: str) -> HubFolder:

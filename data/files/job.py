@@ -1,8 +1,7 @@
 """Work on a dataset as a list of independent units, run here, in threads or on a cluster.
 
-A unit is the argument of a pure function. What it produces goes to the job's folder, its small
-results are returned, and the command that began the job finishes it. Results come in the order of
-the units, wherever they were computed, so sums over them are the same to the last bit.
+What a unit produces goes to the job's folder, and its small results are returned. They come in the
+order of the units, wherever they were computed, so sums over them are the same to the last bit.
 """
 
 import os
@@ -21,6 +20,19 @@ Done = Callable[[int], None]
 """Called with the additional amount of work done, in the job's own measure."""
 Work = Callable[[U, Done], R]
 """Does a unit and returns its result; can be pickled, for other threads and machines."""
+
+
+def adding_up(report: Callable[[int, int], object] | None, total: int) -> Done:
+    """Reports all work done so far, and the total, whenever more of it is done."""
+    done = 0
+
+    def told(amount: int) -> None:
+        nonlocal done
+        done += amount
+        if report is not None:
+            report(done, total)
+
+    return told
 
 
 class RunUnits(Protocol):
@@ -89,10 +101,7 @@ def run_job(
 @contextmanager
 def running(run: RunUnits | None) -> Iterator[None]:
     """Runs every job of a block by `run`; None changes nothing."""
-    if run is None:
-        yield
-        return
-    token = _chosen.set(run)
+    token = _chosen.set(run or _chosen.get())
     try:
         yield
     finally:

@@ -23,3 +23,15 @@ def read_json(path: Path, file: Path | str, remedy: str) -> Any:
     except (ValueError, RecursionError) as error:
         reason = str(error).partition(";")[0]  # what follows is advice to programmers
         raise DatasetError(file, "file", f"is not valid JSON ({reason}); {remedy}.") from None
+
+
+def read_named(file: str, what: str, field: str) -> Any:
+    """Content of the JSON file of `what` that a mixture names in `field`.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      DatasetError: as `read_json`.
+    """
+    if not Path(file).is_file():
+        raise FileNotFoundError(f"{file}: this file of {what} does not exist; correct '{field}'.")
+    return read_json(Path(file), file, "write it again")

@@ -66,6 +66,14 @@ def plain_name(name: object) -> str:
     return name
 
 
+def require_plain(name: object, what: str) -> None:
+    """Raises ValueError if `plain_name` does not accept this name of `what`."""
+    try:
+        plain_name(name)
+    except ValueError as error:
+        raise ValueError(f"{what} {error}; choose another name.") from None
+
+
 def path_within(root: Path, name: str) -> Path:
     """Path of a file with this name in `root`.
 

@@ -53,38 +53,22 @@ class OpenShards:
                 self._open.move_to_end(at)
         if found is not None and (limit is None or _use(found[1], found[2])):
             return found[0]
-        if limit is None or not isinstance(folder, BucketFolder):
-            path = folder.local(name)
-            return self._keep(at, open(path), path)
-        return self._fetched(at, replace(folder, cache=user_cache("shards")), name, open, limit)
+        if limit is not None:
+            self._drop_gone()
+        with at_hand(folder, name) as path:
+            if limit is not None:
+                self._drop_gone()
+            opened = open(path)
+            with self._lock:
+                self._open[at] = opened, path, path.stat().st_ino
+                while len(self._open) > _MOST_OPEN:
+                    self._open.popitem(last=False)
+        return opened
 
     def clear(self) -> None:
         """Closes all files."""
         with self._lock:
             self._open.clear()
-
-    def _fetched(
-        self,
-        at: tuple[Any, ...],
-        folder: BucketFolder,
-        name: str,
-        open: Callable[[Path], Any],
-        limit: int,
-    ) -> Any:
-        while True:
-            self._drop_gone()
-            path = folder.fetch(name, lambda size: _reserved(folder, name, size, limit))
-            self._drop_gone()
-            with _locked(folder.cache, fcntl.LOCK_SH):
-                if _use(path, None):
-                    return self._keep(at, open(path), path)
-
-    def _keep(self, at: tuple[Any, ...], opened: Any, path: Path) -> Any:
-        with self._lock:
-            self._open[at] = opened, path, path.stat().st_ino
-            while len(self._open) > _MOST_OPEN:
-                self._open.popitem(last=False)
-        return opened
 
     def _drop_gone(self) -> None:
         """Releases files that another process, or this one, has removed."""

@@ -1,9 +1,8 @@
-"""Catalogue of datasets: a table of their versions, with what made each version and from which
-others.
+"""Catalogue of datasets: a table of their versions, with what made each and from which others.
 
 It is a folder, local or in a bucket, of parquet files. Each write adds a file and changes none, so
 that any number of commands can write at once, and any parquet reader (DuckDB, Spark, pandas) reads
-the folder as one table. A row is a version of a dataset, identified by the digest of its content.
+the folder as one table.
 """
 
 import json
@@ -17,8 +16,8 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data.errors import DatasetError, first_line
-from data.files.folder import Folder, LocalFolder, open_folder
+from data.errors import DatasetError, first_line, naming_damage
+from data.files.folder import LocalFolder, open_folder
 
 MARK = "catalogue.json"
 
@@ -66,8 +65,8 @@ class Catalogue:
     def __init__(self, url: str | Path) -> None:
         self.url, self._folder = str(url), open_folder(url)
         self.exists = self._folder.exists(MARK)
-        strange = _is_file(self._folder) or any(map(self._folder.list, ("*", "*/*")))
-        if not self.exists and strange:
+        is_file = isinstance(self._folder, LocalFolder) and self._folder.root.is_file()
+        if not self.exists and (is_file or any(map(self._folder.list, ("*", "*/*")))):
             raise ValueError(
                 f"{url}: is a file, or a folder that is not empty and has no {MARK}, so it is not "
                 "a catalogue; give an empty folder, or one that a command made with --catalogue."
@@ -128,18 +127,11 @@ class Catalogue:
         self.exists = True
 
     def _read(self, name: str) -> Iterable[DatasetVersion]:
-        file = self._folder.path(name)
-        try:
+        sentence = "is not a table of a catalogue ({reason}); remove the file."
+        damage = (ValueError, pa.ArrowException, OSError)
+        with naming_damage(self._folder.path(name), "table", sentence, caught=damage):
             table = pq.read_table(self._folder.local(name), page_checksum_verification=True)
             rows = table.cast(_SCHEMA).to_pylist()
-        except DatasetError:
-            raise
-        except (ValueError, pa.ArrowException, OSError) as error:
-            raise DatasetError(
-                file,
-                "table",
-                f"is not a table of a catalogue ({first_line(error)}); remove the file.",
-            ) from None
         return [DatasetVersion(**row | {"parents": tuple(row["parents"] or ())}) for row in rows]
 
 
@@ -180,7 +172,3 @@ def lineage(
 
     follow(made.get(version.digest, version), 0)
     return found
-
-
-def _is_file(folder: Folder) -> bool:
-    return isinstance(folder, LocalFolder) and folder.root.is_file()

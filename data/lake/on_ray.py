@@ -1,9 +1,8 @@
 """Runs jobs on a Ray cluster: every unit is a task of Ray Data.
 
 Ray Data spreads the tasks over the available nodes, including those that join later, and repeats
-the tasks of lost nodes. It handles only units and what they return; images go straight from a
-worker to their destination. Datasets and destinations must be where every node can reach them, in a
-bucket or on a shared disk (docs.ray.io, Ray Data, fault tolerance).
+the tasks of lost nodes (docs.ray.io, Ray Data, fault tolerance). Datasets and destinations must be
+where every node can reach them, in a bucket or on a shared disk.
 """
 
 import logging
@@ -122,7 +121,11 @@ def cluster(address: str) -> Iterator[Any]:
         )
     except ConnectionError as error:
         if isinstance(error.__cause__, RuntimeError) and "InvalidAuthToken" in str(error.__cause__):
-            raise _stranger(address) from None
+            raise ValueError(
+                f"Ray at --ray-address {address} requires a token; set RAY_AUTH_MODE=token, and "
+                "RAY_AUTH_TOKEN to the cluster's token, which `ray start --head` keeps in "
+                "~/.ray/auth_token."
+            ) from None
         raise _nobody(address, error) from None
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     context = ray.data.DataContext.get_current()
@@ -151,17 +154,8 @@ def _nobody(address: str, error: Exception) -> ValueError:
     )
 
 
-def _stranger(address: str) -> ValueError:
-    return ValueError(
-        f"Ray at --ray-address {address} requires a token; set RAY_AUTH_MODE=token, and "
-        "RAY_AUTH_TOKEN to the cluster's token, which `ray start --head` keeps in "
-        "~/.ray/auth_token."
-    )
-
-
 class _Ledger:
-    """Actor on the command's machine that counts the units begun on each node, so that repeated
-    work is visible."""
+    """Actor on the command's machine that counts the units begun on each node."""
 
     def __init__(self) -> None:
         self._begun = self._failed = 0

@@ -34,8 +34,8 @@ def episode_ranges(lengths: Int64[np.ndarray, " e"]) -> list[range]:
     return [range(*pair) for pair in pairwise(firsts)] or [range(0)]
 
 
-def streamed(dataset: Dataset, names: Sequence[str], episodes: range) -> Any:
-    """Column blocks of a range of episodes, as `Dataset.stream` gives them. Rows that belong to no
+def streamed(dataset: Dataset, names: Sequence[str], episodes: Sequence[int]) -> Any:
+    """Column blocks of some episodes, as `Dataset.stream` gives them. Rows that belong to no
     episode are looked for only if the range is all episodes (see `require_no_strays`)."""
     every = episodes == range(len(dataset.lengths))
     return dataset.stream(names, None if every else list(episodes))

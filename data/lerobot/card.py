@@ -1,11 +1,8 @@
 """Dataset card of a LeRobot dataset on the Hugging Face hub: README.md, with front matter (YAML)
 for the hub and LeRobot's dataset viewer, and what the dataset holds."""
 
-from collections import Counter
-
-import numpy as np
-
 from data.dataset import Dataset
+from data.lake.episodes import first_prompts
 from models.files.markdown import cell, front_matter
 
 _MOST_TASKS = 20
@@ -19,9 +16,7 @@ def dataset_card(url: str, licence: str, dataset: Dataset, version: str) -> str:
         "tags": ["LeRobot", "chiliad"],
         "configs": [{"config_name": "default", "data_files": "data/*/*.parquet"}],
     }
-    runs = dataset.runs
-    begin = np.searchsorted(runs.episode, np.arange(len(dataset.lengths)))
-    told = Counter(dataset.prompts[task][0] for task in runs.task[begin].tolist())
+    told = first_prompts(dataset)
     facts = [
         ("Robot", dataset.robot_type or "unknown"),
         ("Episodes", len(dataset.lengths)),

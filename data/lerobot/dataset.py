@@ -3,8 +3,7 @@
 Opening reads meta/; parquet and video files are fetched and read on demand. Rows are found by their
 own `episode_index`, and video frames by their number after the episode's start, because the
 locations and times in the metadata are too often wrong. Statistics in the files are never used,
-because LeRobot up to 0.5 wrote wrong statistics of images and wrong quantiles of everything (a
-standard deviation of 0, means of quantiles); data/statistics/stats.py computes them.
+because LeRobot up to 0.5 wrote wrong ones; data/statistics/stats.py computes them.
 """
 
 import hashlib
@@ -147,7 +146,7 @@ class LeRobotDataset:
         if column == subtasks.ANNOTATIONS:
             cells = (self._rows.cells(int(place), column) for place in self._chosen)
             return subtasks.of_annotations(lengths, self.fps, cells)
-        blocks = (block[column] for block in self.stream([column]))
+        blocks = (block[column].reshape(-1) for block in self.stream([column]))
         if self.features[column]["dtype"] == "string":
             return subtasks.of_texts(lengths, blocks)
         texts = subtasks.read_texts(self.folder)
@@ -334,11 +333,7 @@ class LeRobotDataset:
         return self.metadata.video(self._place(i), camera)[0]
 
     def _is_stored(self, camera: str) -> bool:
-        """True for a camera whose images are stored in parquet.
-
-        Raises:
-          ValueError: there is no such camera.
-        """
+        """True for a camera with images in parquet; raises ValueError if there is no such one."""
         if camera not in self.cameras:
             raise ValueError(f"{self.root}: no camera '{camera}'; there are {list(self.cameras)}.")
         return bool(self.features[camera]["dtype"] == "image")
@@ -347,11 +342,6 @@ class LeRobotDataset:
         """File and column of episode i's stored images, and its cells."""
         file, cells = self._rows.cells(self._place(i), camera)
         return file, camera, cells
-
-    @property
-    def data_files(self) -> list[Path | str]:
-        """The parquet files of the frames, in order."""
-        return [self._rows.path(file) for file in range(self.metadata.num_data_files)]
 
     def file(self, i: int) -> Path | str:
         """The parquet file that holds episode i's rows."""

@@ -2,9 +2,7 @@
 finished episodes can be read at any moment, whatever ends the recording.
 
 An episode is written to a separate folder and moved into place file by file. Its entry in
-meta/episodes comes last, and an episode without one does not count. A journal also holds what the
-joined dataset needs: the texts that are new with an episode, pixel counts, and the recorder's
-notes.
+meta/episodes comes last, and an episode without one does not count.
 """
 
 import fcntl
@@ -202,8 +200,7 @@ class GrowingDataset:
             self.root.mkdir(exist_ok=True)
 
     def _read(self) -> list[dict[str, Any]]:
-        """The finished episodes; whatever the journal or the folder has beyond them is
-        discarded."""
+        """The finished episodes; all that goes beyond them is discarded."""
         self._journal.seek(0)
         lines = self._journal.read().split(b"\n")[:-1]
         if not lines:

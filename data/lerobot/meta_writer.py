@@ -12,7 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data.lerobot.dataset import LeRobotDataset
+from data.files.checksums import write_checksums
+from data.lerobot.dataset import VERSION, LeRobotDataset
+from data.lerobot.recording import DATA_PATH, FILES_PER_CHUNK, VIDEO_PATH
 from data.statistics import stats
 from data.statistics.pixels import Histogram
 
@@ -26,7 +28,6 @@ VIDEO_FIELDS = {
 
 _PATH = "meta/episodes/chunk-000/file-000.parquet"
 _EPISODES_PER_ROW_GROUP = 500
-_NAMES = ("min", "max", "mean", "std", *stats.QUANTILES)
 _INT, _FLOAT = pa.int64(), pa.float64()
 
 
@@ -88,13 +89,21 @@ class EpisodeTable:
         if self._file is not None:
             self._file.close()
 
-    def write_statistics(self) -> None:
-        """Writes meta/stats.json when all other files are there. Statistics are exact over all
-        frames; for cameras, over the counted ones of the frames that have the camera."""
+    def finish(
+        self, info: Mapping[str, Any], tasks: Sequence[str], subtasks: Sequence[str] = ()
+    ) -> None:
+        """Writes the last files of the dataset: its texts, info.json, statistics and checksums.
+        Statistics are exact over all frames; for cameras, over the counted ones of the frames that
+        have the camera."""
+        write_tasks(self.root, tasks)
+        if subtasks:
+            write_tasks(self.root, subtasks, "subtask")
+        write_json(self.root / "meta/info.json", info)
         written = {c: seen.stats(frames) for c, (frames, seen) in self._pixels.items()}
         written |= stats.compute(LeRobotDataset(self.root))
         plain = {n: {k: v.tolist() for k, v in s.items()} for n, s in written.items()}
         write_json(self.root / "meta/stats.json", plain)
+        write_checksums(self.root)
 
     def _write(self) -> None:
         if self._file is None:
@@ -134,6 +143,41 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=4, ensure_ascii=False))
 
 
+def info_of(
+    features: Mapping[str, Mapping[str, Any]],
+    fps: float,
+    limits: Mapping[str, float],
+    counts: tuple[int, int, int],
+) -> dict[str, Any]:
+    """Everything in info.json that follows from the written files.
+
+    Args:
+      limits: megabytes at which a new file of "data" and of "video" begins.
+      counts: episodes, frames and tasks.
+    """
+    episodes, frames, tasks = counts
+    videos = any(feature["dtype"] == "video" for feature in features.values())
+    return {
+        "codebase_version": VERSION,
+        "total_episodes": episodes,
+        "total_frames": frames,
+        "total_tasks": tasks,
+        "chunks_size": FILES_PER_CHUNK,
+        "data_files_size_in_mb": limits["data"],
+        "video_files_size_in_mb": limits["video"],
+        "fps": fps,
+        "splits": {"train": f"0:{episodes}"},
+        "data_path": DATA_PATH,
+        "video_path": VIDEO_PATH if videos else None,
+        "features": features,
+    }
+
+
+def kept_info(source: LeRobotDataset) -> dict[str, Any]:
+    """A dataset's info.json without the fields that v3.0 does not have."""
+    return {k: v for k, v in source.info.items() if k not in _V21_ONLY}
+
+
 def copy_others(source: LeRobotDataset, root: Path, but: Sequence[str] = ()) -> None:
     """Copies the files of a dataset's meta/ that no writer makes again, except those in `but` and
     what GR00T's readers keep there about the old frames."""
@@ -143,6 +187,7 @@ def copy_others(source: LeRobotDataset, root: Path, but: Sequence[str] = ()) -> 
             shutil.copyfile(source.folder.local(name), root / name)
 
 
+_V21_ONLY = ("total_videos", "total_chunks")
 _OWN = ("info.json", "stats.json", "checksums.json", "recording.jsonl")
 _MADE_ANEW = ("tasks.", "episodes", "stats_gr00t.", "steps_")
 _NOT_NUMERIC = ("string", "video", "image")
@@ -158,9 +203,9 @@ def _schema(features: Mapping[str, Mapping[str, Any]]) -> pa.Schema:
     for name, feature in features.items():
         dtype = feature["dtype"]
         if dtype != "string":
-            kinds = dict.fromkeys(_NAMES, pa.list_(_FLOAT))
+            kinds = dict.fromkeys(stats.STATISTICS, pa.list_(_FLOAT))
             if dtype in ("video", "image"):
-                kinds = dict.fromkeys(_NAMES, pa.list_(pa.list_(pa.list_(_FLOAT))))
+                kinds = dict.fromkeys(stats.STATISTICS, pa.list_(pa.list_(pa.list_(_FLOAT))))
             elif np.dtype(dtype).kind != "f":
                 extreme = pa.list_(pa.bool_() if dtype == "bool" else _INT)
                 kinds |= {"min": extreme, "max": extreme}

@@ -6,8 +6,7 @@ its users add some with every release.
 
 import math
 import re
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +14,7 @@ import pyarrow as pa
 from jaxtyping import Bool, Int64
 
 from data.columns import arrow_type
-from data.errors import DatasetError, MissingFileError, short
+from data.errors import DatasetError, MissingFileError, naming_damage, short
 from data.files.folder import Folder
 from data.files.json_file import read_json
 from data.files.names import fill, pattern, plain_name
@@ -104,10 +103,13 @@ def read_info(folder: Folder) -> dict[str, Any]:
                 field,
                 f"is {short(info.get(field))}, expected {what}; record or copy it again.",
             )
-    for name in info["features"]:
-        _require_plain(path, "features", name, "rename it there and in the files")
-    if robot := robot_type(info):
-        _require_plain(path, "robot_type", robot, "write the robot's name there")
+    remedy = "{reason}; rename it there and in the files."
+    with naming_damage(path, "features", remedy, caught=(ValueError,)):
+        for name in info["features"]:
+            plain_name(name)
+    remedy = "{reason}; write the robot's name there."
+    with naming_damage(path, "robot_type", remedy, caught=(ValueError,)):
+        plain_name(robot_type(info) or "unknown")
     return info
 
 
@@ -117,10 +119,7 @@ def file_name(folder: Folder, info: Mapping[str, Any], field: str, **values: str
     Raises:
       DatasetError: it is not a template of these values.
     """
-    try:
-        return fill(info.get(field), **values)
-    except ValueError as error:
-        raise _no_template(folder, info, field, values, error) from None
+    return _made(fill, folder, info, field, values)
 
 
 def file_pattern(folder: Folder, info: Mapping[str, Any], field: str) -> str:
@@ -129,10 +128,7 @@ def file_pattern(folder: Folder, info: Mapping[str, Any], field: str) -> str:
     Raises:
       DatasetError: it is not a template of these files.
     """
-    try:
-        return pattern(info.get(field), **_PLACES)
-    except ValueError as error:
-        raise _no_template(folder, info, field, _PLACES, error) from None
+    return _made(pattern, folder, info, field, _PLACES)
 
 
 def by_number(name: str) -> list[str | int]:
@@ -157,22 +153,18 @@ _NUMBERS = ("chunk_index", "file_index", "episode_chunk", "episode_index")
 _PLACES = {**dict.fromkeys(_NUMBERS, int), "video_key": str}
 
 
-def _require_plain(path: Path | str, field: str, name: str, remedy: str) -> None:
+def _made(
+    make: Callable[..., str], folder: Folder, info: Mapping[str, Any], field: str, fields: Any
+) -> str:
     try:
-        plain_name(name)
+        return make(info.get(field), **fields)
     except ValueError as error:
-        raise DatasetError(path, field, f"{error}; {remedy}.") from None
-
-
-def _no_template(
-    folder: Folder, info: Mapping[str, Any], field: str, fields: Iterable[str], error: ValueError
-) -> DatasetError:
-    return DatasetError(
-        folder.path(_INFO),
-        field,
-        f"is {short(info.get(field))}, expected a template with {', '.join(fields)} for files "
-        f"inside the dataset ({error}); copy the file again, or do not use this dataset.",
-    )
+        raise DatasetError(
+            folder.path(_INFO),
+            field,
+            f"is {short(info.get(field))}, expected a template with {', '.join(fields)} for files "
+            f"inside the dataset ({error}); copy the file again, or do not use this dataset.",
+        ) from None
 
 
 def _are_features(features: object) -> bool:

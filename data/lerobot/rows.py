@@ -285,8 +285,7 @@ class ParquetRows:
 
 
 def _ranges(path: Any, values: Int64[np.ndarray, " n"], rows: Int64[np.ndarray, " g"]) -> _Ranges:
-    """Ranges of a file's `values` of episode_index; `rows` are the numbers of rows in its row
-    groups."""
+    """Ranges of a file's `values` of episode_index, with so many `rows` in each row group."""
     if (rows < 0).any() or rows.sum() != len(values):
         raise DatasetError(
             path,

@@ -5,7 +5,7 @@ the texts in meta/subtasks.parquet (0.4), or rows of style "subtask" in the colu
 A user's own column can be named instead: of texts, or of integers that index the same table.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from data.columns import arrow_type, read_table, to_numpy
 from data.dataset import Runs, Subtasks
 from data.errors import DatasetError, short
 from data.files.folder import Folder
+from data.lake.episodes import cut_into_episodes
 
 FILE = "meta/subtasks.parquet"
 INDEX, ANNOTATIONS = "subtask_index", "language_persistent"
@@ -117,7 +118,7 @@ def of_indices(
     """
 
     def episodes() -> Iterator[Int64[np.ndarray, " t"]]:
-        for episode, found in enumerate(_by_episode(lengths, blocks)):
+        for episode, found in enumerate(cut_into_episodes(lengths, blocks)):
             indices = found.astype(np.int64)
             wrong = np.flatnonzero((indices < -1) | (indices >= len(texts)) | (indices != found))
             if len(wrong):
@@ -142,7 +143,7 @@ def of_texts(lengths: Int64[np.ndarray, " e"], blocks: Iterable[np.ndarray]) -> 
 
     runs = _runs(
         np.array([number(str(text)) for text in episode], np.int64)
-        for episode in _by_episode(lengths, blocks)
+        for episode in cut_into_episodes(lengths, blocks)
     )
     return Subtasks(runs, tuple(known))
 
@@ -203,17 +204,3 @@ def _runs(episodes: Iterable[Int64[np.ndarray, " t"]]) -> Runs:
         length = np.diff(first, append=len(indices))
         pieces.append(np.stack([np.full_like(first, episode), first, length, indices[first]]))
     return Runs(*np.ascontiguousarray(np.concatenate(pieces, axis=1)))
-
-
-def _by_episode(
-    lengths: Int64[np.ndarray, " e"], blocks: Iterable[np.ndarray]
-) -> Iterator[np.ndarray]:
-    """Cuts blocks of whole episodes end to end into episodes."""
-    waiting: Sequence[int] = lengths.tolist()
-    number = 0
-    for block in blocks:
-        flat, at = block.reshape(-1), 0
-        while at < len(flat):
-            yield flat[at : at + waiting[number]]
-            at += waiting[number]
-            number += 1

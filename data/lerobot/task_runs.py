@@ -13,6 +13,7 @@ from jaxtyping import Bool, Int64
 
 from data.dataset import Prompts, Runs
 from data.errors import DatasetError
+from data.lake.episodes import cut_into_episodes
 
 
 def runs_and_prompts(
@@ -42,7 +43,8 @@ def runs_and_prompts(
     alone = np.flatnonzero(single)
     pieces = [np.stack([alone, 0 * alone, lengths[alone], of_text[code[alone]]], axis=1)]
     rest = np.flatnonzero(~single)
-    for episode, indices in zip(rest, _by_episode(lengths[rest], task_indices(rest)), strict=True):
+    told_of = cut_into_episodes(lengths[rest], task_indices(rest))
+    for episode, indices in zip(rest, told_of, strict=True):
         first = np.flatnonzero(np.diff(indices, prepend=indices[0] - 1))
         told = [_text(tasks, int(k), tasks_file, int(episode)) for k in indices[first]]
         listed = texts[int(episode)].as_py() if texts is not None else None
@@ -74,19 +76,6 @@ def _single(
     place = {k: at for at, k in enumerate(used)}
     renumber = np.array([place.get(k, 0) for k in range(len(every))] or [0], np.int64)
     return single, renumber[np.maximum(code, 0)], [every[k] for k in used]
-
-
-def _by_episode(
-    lengths: Int64[np.ndarray, " k"], blocks: Iterator[Int64[np.ndarray, " n"]]
-) -> Iterator[Int64[np.ndarray, " t"]]:
-    """Cuts blocks of whole episodes end to end into episodes."""
-    episodes: Iterator[int] = iter(lengths.tolist())
-    for block in blocks:
-        at = 0
-        while at < len(block):
-            length = next(episodes)
-            yield block[at : at + length]
-            at += length
 
 
 def _text(tasks: Mapping[int, str], index: int, file: object, episode: int) -> str:

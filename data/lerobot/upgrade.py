@@ -1,14 +1,12 @@
-"""Converts LeRobot v2.1 (and v2.0) to v3.0: the same rows and the same encoded frames in fewer
-files.
+"""Converts LeRobot v2.1 (and v2.0) to v3.0: the same rows and encoded frames in fewer files.
 
 Video packets are copied, so no quality is lost and frames decode to the same bits. Statistics are
 recomputed from all rows and decoded frames, which also finds damaged videos before they are in the
-new dataset. Decoding is a job (data/files/job.py), and this process copies. Everything stays in
-`<out>.partial` until it is complete.
+new dataset.
 """
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,18 +15,15 @@ from jaxtyping import Int64
 
 from data.columns import BOOKKEEPING
 from data.errors import DatasetError
-from data.files.checksums import write_checksums
 from data.files.job import Done, run_job
 from data.files.partial import partial_of, require_leftover
-from data.lerobot.dataset import VERSION, LeRobotDataset
-from data.lerobot.meta_writer import EpisodeTable, copy_others, write_json, write_tasks
-from data.lerobot.recording import DATA_PATH, FILES_PER_CHUNK, VIDEO_PATH, DataFiles
+from data.lerobot.dataset import LeRobotDataset
+from data.lerobot.meta_writer import EpisodeTable, copy_others, info_of, kept_info
+from data.lerobot.recording import DataFiles
 from data.lerobot.remux import CopiedVideos
 from data.statistics.pixels import Histogram
 
 Progress = Callable[[int, int], None]
-
-_V21_ONLY = ("total_videos", "total_chunks")
 
 
 def upgrade(
@@ -68,7 +63,8 @@ def upgrade(
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        _write(dataset, partial, data_megabytes, video_megabytes, progress)
+        limits = {"data": data_megabytes, "video": video_megabytes}
+        _write(dataset, partial, limits, progress)
         partial.rename(out)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -76,11 +72,7 @@ def upgrade(
 
 
 def _write(
-    dataset: LeRobotDataset,
-    root: Path,
-    data_megabytes: float,
-    video_megabytes: float,
-    progress: Progress | None,
+    dataset: LeRobotDataset, root: Path, limits: Mapping[str, float], progress: Progress | None
 ) -> None:
     features = {n: f for n, f in dataset.features.items() if n not in BOOKKEEPING} | BOOKKEEPING
     read = {*dataset.column_names, *dataset.cameras, *BOOKKEEPING}
@@ -94,9 +86,9 @@ def _write(
         )
     episodes = EpisodeTable(root, features)
     stored = {n: f for n, f in features.items() if f["dtype"] != "video"}
-    data = DataFiles(root, stored, data_megabytes)
+    data = DataFiles(root, stored, limits["data"])
     videos = {
-        camera: CopiedVideos(root, camera, video_megabytes)
+        camera: CopiedVideos(root, camera, limits["video"])
         for camera in dataset.cameras
         if features[camera]["dtype"] == "video"
     }
@@ -123,32 +115,14 @@ def _write(
             video.close()
     episodes.close()
     copy_others(dataset, root)
-    write_tasks(root, list(tasks.values()))
-    write_json(
-        root / "meta/info.json",
-        {k: v for k, v in dataset.info.items() if k not in _V21_ONLY}
-        | {
-            "codebase_version": VERSION,
-            "total_episodes": episodes.num_episodes,
-            "total_frames": episodes.num_frames,
-            "total_tasks": len(tasks),
-            "chunks_size": FILES_PER_CHUNK,
-            "data_files_size_in_mb": data_megabytes,
-            "video_files_size_in_mb": video_megabytes,
-            "splits": {"train": f"0:{episodes.num_episodes}"},
-            "data_path": DATA_PATH,
-            "video_path": VIDEO_PATH if videos else None,
-            "features": features,
-        },
-    )
-    episodes.write_statistics()
-    write_checksums(root)
+    counts = episodes.num_episodes, episodes.num_frames, len(tasks)
+    info = kept_info(dataset) | info_of(features, dataset.fps, limits, counts)
+    episodes.finish(info, list(tasks.values()))
 
 
 @dataclass(frozen=True)
 class _Counting:
-    """Pixel counts of an episode's cameras, which have to be decoded for them: the work of an
-    upgrade that other machines can do."""
+    """Pixel counts of an episode's cameras: the work of an upgrade that is a job."""
 
     dataset: LeRobotDataset
 

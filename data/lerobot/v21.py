@@ -4,7 +4,7 @@ An episode has the cameras whose video file exists; the metadata does not say wh
 """
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 from jaxtyping import Bool
 
-from data.errors import DatasetError
+from data.errors import DatasetError, naming_damage
 from data.files.folder import Folder
 from data.files.limits import MOST_FRAMES
 from data.lerobot.metadata import file_name, file_pattern
@@ -59,7 +59,6 @@ class MetadataV21:
                 "chunks_size",
                 f"is {self._chunk!r}, expected the number of episodes in a folder; correct it.",
             )
-        self._videos = cache(self._listed_videos)
 
     def data_file(self, file: int) -> str:
         return self._name("data_path", file)
@@ -68,7 +67,7 @@ class MetadataV21:
         return self._name("video_path", episode, video_key=camera), 0.0
 
     def has_video(self, camera: str) -> Bool[np.ndarray, " e"]:
-        files = self._videos()
+        files = self._videos
         episodes = range(len(self.numbers))
         return np.array([self.video(i, camera)[0] in files for i in episodes], bool)
 
@@ -82,14 +81,20 @@ class MetadataV21:
         values_of = {"episode_chunk": number // self._chunk, "episode_index": number, **values}
         return file_name(self._folder, self._info, field, **values_of)
 
-    def _listed_videos(self) -> set[str]:
+    @cached_property
+    def _videos(self) -> set[str]:
         return set(self._folder.list(file_pattern(self._folder, self._info, "video_path")))
 
 
 def _read_lines(folder: Folder, name: str, kinds: Mapping[str, pa.DataType]) -> pa.Table:
     """The given keys of a file of JSON lines; only "tasks" may be absent."""
     path, file = folder.local(name), folder.path(name)
-    try:
+    sentence = (
+        f"does not hold JSON lines of {', '.join(kinds)} ({{reason}}); correct the line or copy "
+        "the file again."
+    )
+    damage = (pa.ArrowException, OSError, UnicodeDecodeError)
+    with naming_damage(file, "file", sentence, caught=damage):
         table = pj.read_json(
             path,
             pj.ReadOptions(block_size=_BLOCK_BYTES),
@@ -99,13 +104,6 @@ def _read_lines(folder: Folder, name: str, kinds: Mapping[str, pa.DataType]) -> 
             flat = pc.list_flatten(column) if pa.types.is_list(column.type) else column
             if pa.types.is_string(flat.type):
                 flat.cast(pa.binary()).cast(pa.string())  # raises unless it is valid UTF-8
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DatasetError(
-            file,
-            "file",
-            f"does not hold JSON lines of {', '.join(kinds)} ({str(error).splitlines()[0]}); "
-            "correct the line or copy the file again.",
-        ) from None
     empty = [key for key in kinds if key != "tasks" and table[key].null_count]
     if empty or len(table) == 0:
         raise DatasetError(

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from jaxtyping import Bool, Int64
 
 from data.columns import BOOKKEEPING, open_parquet, read_columns, read_table, to_numpy
-from data.errors import DatasetError, MissingFileError
+from data.errors import DatasetError, MissingFileError, naming_damage
 from data.files.folder import Folder
 from data.files.limits import MOST_FRAMES
 from data.lerobot.metadata import JOURNAL, by_number, file_name, file_pattern
@@ -52,7 +52,8 @@ class MetadataV30:
             )
         self.texts = table["tasks"].combine_chunks() if "tasks" in table.column_names else None
         if folder.exists(JOURNAL):
-            self._data_files = [name for name in self._data_files if name in self._named(table)]
+            named = set(self._distinct(table)[0])
+            self._data_files = [name for name in self._data_files if name in named]
             self.num_data_files = len(self._data_files)
         self.hints = self._hinted(table)
         self._places = {
@@ -103,17 +104,12 @@ class MetadataV30:
         return dict(zip(indices.tolist(), texts.reshape(-1).tolist(), strict=True))
 
     def _hinted(self, table: pa.Table) -> Int64[np.ndarray, " e"]:
-        """Number of the data file that the metadata names for each episode; 0 if that file is not
-        there."""
+        """Number of the data file that each episode names; 0 if that file is not there."""
         if not set(_HINTS) <= set(table.column_names):
             return np.zeros(len(self.numbers), np.int64)
         distinct, which = self._distinct(table)
         known = {name: number for number, name in enumerate(self._data_files)}
         return np.array([known.get(name, 0) for name in distinct], np.int64)[which]
-
-    def _named(self, table: pa.Table) -> set[str]:
-        """Data files that the metadata names."""
-        return set(self._distinct(table)[0])
 
     def _distinct(self, table: pa.Table) -> tuple[list[str], Int64[np.ndarray, " e"]]:
         """Names of the data files, and each episode's index among them."""
@@ -152,18 +148,13 @@ def _read_episodes(folder: Folder, videos: tuple[str, ...]) -> pa.Table:
 
 def _cast(file: Any, name: str, column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     """A column in the type it should have, with nulls as -1 or NaN."""
-    try:
+    sentence = f"cannot be read as {kind} ({{reason}}); copy or record it again."
+    with naming_damage(file, f"column '{name}'", sentence, caught=(pa.ArrowException,)):
         if pa.types.is_integer(kind) and pa.types.is_floating(column.type):
             column = pc.if_else(pc.is_nan(column), None, column)  # pandas' way to write a null
         column = column.cast(kind)
         if name in ("episode_index", "length") and column.null_count:
             raise pa.ArrowInvalid(f"{column.null_count} values are empty")
-    except pa.ArrowException as error:
-        raise DatasetError(
-            file,
-            f"column '{name}'",
-            f"cannot be read as {kind} ({str(error).splitlines()[0]}); copy or record it again.",
-        ) from None
     if pa.types.is_nested(kind):
         return column
     return column.fill_null(-1 if pa.types.is_integer(kind) else float("nan"))

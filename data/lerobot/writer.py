@@ -2,29 +2,26 @@
 
 During the recording, every episode has its own files (data/lerobot/growing.py), so a finished
 episode is never lost, whatever ends the recording. At the end the episodes are joined in
-`<path>.partial`, without re-encoding, and the two folders are exchanged. The joined dataset is the
-same however often the recording was interrupted.
+`<path>.partial`, without re-encoding, and the two folders are exchanged.
 """
 
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
 
 from data.columns import BOOKKEEPING, arrow_type
-from data.files.checksums import write_checksums
 from data.files.exchange import exchange
-from data.files.names import plain_name
+from data.files.names import require_plain
 from data.files.partial import partial_of, require_leftover
 from data.lerobot.dataset import VERSION
 from data.lerobot.growing import GrowingDataset, is_growing
-from data.lerobot.meta_writer import EpisodeTable, write_json, write_tasks
-from data.lerobot.recording import DATA_PATH, FILES_PER_CHUNK, VIDEO_PATH, DataFiles, video_info
+from data.lerobot.meta_writer import EpisodeTable, info_of
+from data.lerobot.recording import DataFiles, video_info
 from data.lerobot.remux import CopiedVideos
 from data.lerobot.subtasks import INDEX
 from data.video.encoding import EncodedFrames
@@ -70,7 +67,7 @@ class DatasetWriter:
     ) -> None:
         self.path = Path(path)
         _require_free(self.path, resume)
-        _require_robot(robot_type)
+        require_plain(robot_type or "unknown", "Robot")
         self.fps, self.robot_type = fps, robot_type
         self.features = {name: _checked(name, f) for name, f in features.items()}
         self._cameras = [n for n, f in self.features.items() if f["dtype"] == "video"]
@@ -151,12 +148,7 @@ class DatasetWriter:
     def __enter__(self) -> "DatasetWriter":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
                 self._finish()
@@ -195,38 +187,23 @@ class DatasetWriter:
                 with suppress(OSError):  # a full disk, which ended the recording
                     video.close()
         episodes.close()
-        write_tasks(root, list(self._grown.tasks))
-        if INDEX in self._made:
-            write_tasks(root, list(self._grown.subtasks), "subtask")
-        write_json(root / "meta/info.json", self._info(self.num_episodes, self.num_frames))
-        episodes.write_statistics()
-        write_checksums(root)
+        info = self._info(self.num_episodes, self.num_frames)
+        episodes.finish(info, list(self._grown.tasks), list(self._grown.subtasks))
 
     @staticmethod
     def _number(texts: dict[str, int], text: str) -> int:
         return texts.setdefault(text, len(texts))
 
     def _info(self, episodes: int, frames: int) -> dict[str, Any]:
-        return {
-            "codebase_version": VERSION,
-            "robot_type": self.robot_type,
-            "total_episodes": episodes,
-            "total_frames": frames,
-            "total_tasks": len(self._grown.tasks),
-            "chunks_size": FILES_PER_CHUNK,
-            "data_files_size_in_mb": self._limits["data"],
-            "video_files_size_in_mb": self._limits["video"],
-            "fps": self.fps,
-            "splits": {"train": f"0:{episodes}"},
-            "data_path": DATA_PATH,
-            "video_path": VIDEO_PATH if self._cameras else None,
-            "features": {
-                name: f | {"info": video_info(f["shape"], self.fps, CODEC)}
-                if f["dtype"] == "video"
-                else f
-                for name, f in (self.features | self._made).items()
-            },
+        features = {
+            name: f | {"info": video_info(f["shape"], self.fps, CODEC)}
+            if f["dtype"] == "video"
+            else f
+            for name, f in (self.features | self._made).items()
         }
+        begin = {"codebase_version": VERSION, "robot_type": self.robot_type}
+        counts = episodes, frames, len(self._grown.tasks)
+        return begin | info_of(features, self.fps, self._limits, counts)
 
     def _check_subtasks(self, subtasks: Sequence[str], length: int) -> None:
         expected = length if INDEX in self._made else 0
@@ -289,20 +266,9 @@ def _require_free(path: Path, resume: bool) -> None:
     )
 
 
-def _require_robot(name: str | None) -> None:
-    """Raises ValueError if readers would not accept the robot's name."""
-    try:
-        plain_name(name or "unknown")
-    except ValueError as error:
-        raise ValueError(f"Robot {error}; choose another name.") from None
-
-
 def _checked(name: str, feature: Mapping[str, Any]) -> dict[str, Any]:
     dtype, shape = feature["dtype"], tuple(int(n) for n in feature["shape"])
-    try:
-        plain_name(name)
-    except ValueError as error:
-        raise ValueError(f"Feature {error}; choose another name.") from None
+    require_plain(name, "Feature")
     if name in BOOKKEEPING:
         raise ValueError(
             f"Feature '{name}' is a column that the writer adds itself; choose another name."

@@ -197,8 +197,7 @@ class Batches:
         row: Int64[np.ndarray, " n"],
         slots: Int64[np.ndarray, "n m"],
     ) -> None:
-        """Reads a part's pictures into a batch's arrays; `row` and `slots` are those of each
-        sample."""
+        """Reads a part's pictures into a batch's arrays, at each sample's `row` and `slots`."""
         frames = part.feed.frames
         for pictures in part.pictures:
             out = pictures.put(arrays, row, slots, self.plan.layout)

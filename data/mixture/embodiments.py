@@ -2,9 +2,8 @@
 transforms, and of differences where actions are relative to the state.
 
 They are exact, over every frame: absolute dims once per frame, relative ones at every step of every
-chunk. The statistics that a store keeps since its conversion are used where they are the same.
-Otherwise the result is cached under a digest of everything it depends on, so that only the first
-start computes it.
+chunk. Where a store does not hold the same statistics, the result is cached under a digest of
+everything it depends on.
 """
 
 import hashlib
@@ -54,16 +53,20 @@ def embodiment_stats(
       ValueError: the feeds' states or actions are of different sizes, or `relative` does not fit.
       DatasetError: the file in `cache` is damaged.
     """
-    if whole and len(feeds) == 1 and not relative and _as_stored(feeds[0]):
-        (feed,) = feeds
+    feed = feeds[0]
+    as_stored = feed.transform is None and not _summed(feed)
+    if whole and len(feeds) == 1 and not relative and as_stored:
         kept = feed.frames.stats
         return RobotStats(*(_end_to_end([kept[n] for n in c]) for c in (feed.state, feed.actions)))
     if cache is None:
         return _computed(feeds, episodes, relative)
     file = cache / f"statistics-{_digest(feeds, episodes, relative)}.json"
     if not file.is_file():
-        _write(file, _computed(feeds, episodes, relative))
-    return _read(file)
+        made = _computed(feeds, episodes, relative)
+        plain = [{name: values.tolist() for name, values in part.items()} for part in made]
+        cached.write_json(file, plain)
+    parts = cached.read_json(file)
+    return RobotStats(*({name: np.array(v) for name, v in part.items()} for part in parts))
 
 
 def shown_values(
@@ -141,10 +144,6 @@ def _summed(feed: Feed) -> tuple[object, ...]:
     return ()
 
 
-def _as_stored(feed: Feed) -> bool:
-    return feed.transform is None and not _summed(feed)
-
-
 def _end_to_end(columns: Sequence[Stats]) -> Stats:
     whole = {n: np.concatenate([np.ravel(c[n]) for c in columns]) for n in columns[0]}
     return whole | {"count": columns[0]["count"]}
@@ -158,16 +157,3 @@ def _digest(
         digest.update(f"{feed.frames.digest} {_read_as(feed)}".encode())
         digest.update(np.ascontiguousarray(chosen, np.int64).tobytes())
     return digest.hexdigest()[:16]
-
-
-def _read(file: Path) -> RobotStats:
-    state, actions = cached.read_json(file)
-    return RobotStats(
-        {name: np.array(values) for name, values in state.items()},
-        {name: np.array(values) for name, values in actions.items()},
-    )
-
-
-def _write(file: Path, stats: RobotStats) -> None:
-    plain = [{name: values.tolist() for name, values in part.items()} for part in stats]
-    cached.write_json(file, plain)

@@ -1,8 +1,6 @@
 """Frames of a dataset that a mixture draws from if it leaves some out. They come from the file that
 `python -m tools.data idle --json` writes."""
 
-import json
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +8,7 @@ from jaxtyping import Int64
 
 from data.dataset import Runs
 from data.errors import short
+from data.files.json_file import read_named
 from data.statistics.idle import digest_of_lengths
 
 
@@ -29,13 +28,7 @@ def read_filter(file: str, lengths: Int64[np.ndarray, " e"]) -> FrameFilter:
       FileNotFoundError: there is no such file.
       ValueError: it belongs to another dataset, is malformed, or keeps nothing.
     """
-    path = Path(file)
-    if not path.is_file():
-        raise FileNotFoundError(f"{file}: this file of frames does not exist; correct 'frames'.")
-    try:
-        value = json.loads(path.read_text())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file}: is not valid JSON ({error}); write it again.") from None
+    value = read_named(file, "frames", "frames")
     if not isinstance(value, dict) or not isinstance(value.get("keep"), dict):
         raise ValueError(
             f"{file}: has no table 'keep'; write it with `python -m tools.data idle --json`."

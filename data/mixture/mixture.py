@@ -1,7 +1,7 @@
 """Several datasets as one stream: which robot each shows, how it is read and how often it is drawn.
 
 Users write a `Mixture` in JSON, TOML or Python; `resolve` finds mistakes in it from metadata alone,
-before any frame is read. A single dataset is a mixture of one. `data.mixture.mixed` opens it.
+before any frame is read. `data.mixture.mixed` opens it.
 """
 
 import json

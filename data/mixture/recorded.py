@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64, UInt8
 
 from data.dataset import Dataset, Runs, frames_at
+from data.frames import attribute_of
 from data.mixture.mixture import DatasetConfig, Reading
 from data.store.tables import find_duplicates
 
@@ -40,20 +41,9 @@ class Divisible:
 
     dataset: Dataset
 
-    @property
-    def name(self) -> str:
-        """The dataset's."""
-        return self.dataset.name
-
-    @property
-    def lengths(self) -> Int64[np.ndarray, " e"]:
-        """Frames of each episode."""
-        return self.dataset.lengths
-
-    @property
-    def runs(self) -> Runs:
-        """Runs of frames with one task."""
-        return self.dataset.runs
+    name = attribute_of("dataset.name")
+    lengths = attribute_of("dataset.lengths")
+    runs = attribute_of("dataset.runs")
 
     @cached_property
     def duplicate_of(self) -> Int64[np.ndarray, " e"]:

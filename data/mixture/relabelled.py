@@ -5,20 +5,19 @@ The wordings of an instruction and the transform of states and actions are read 
 mistake in them is found and named at the start.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float32, Float64, Int64, UInt8
+from jaxtyping import Float32, Float64, Int64
 
 from data.dataset import Prompts, Runs, Subtasks, subtasks_of
-from data.frames import Frames, Stats
+from data.files.json_file import read_named
+from data.frames import Frames, Rows, Squares, attribute_of
 from data.mixture.frame_filter import FrameFilter, runs_within
 from models.files import own_file
-from models.inputs.pictures import PictureFit, Size
 
 Wordings = Prompts
 
@@ -48,50 +47,18 @@ class RelabelledFrames:
     every: int = 1
     kept: FrameFilter | None = None
 
-    @property
-    def name(self) -> str:
-        """The dataset's."""
-        return self.frames.name
-
-    @property
-    def digest(self) -> str:
-        """The dataset's."""
-        return self.frames.digest
-
-    @property
-    def fps(self) -> float:
-        """Frames a second."""
-        return self.frames.fps
-
-    @property
-    def image_size(self) -> Size:
-        """The dataset's."""
-        return self.frames.image_size
-
-    @property
-    def resize(self) -> str:
-        """The dataset's."""
-        return self.frames.resize
-
-    @property
-    def fits(self) -> Mapping[str, PictureFit]:
-        """The dataset's."""
-        return self.frames.fits
-
-    @property
-    def cameras(self) -> tuple[str, ...]:
-        """Full names."""
-        return self.frames.cameras
-
-    @property
-    def lengths(self) -> Int64[np.ndarray, " e"]:
-        """Frames of each episode."""
-        return self.frames.lengths
-
-    @property
-    def starts(self) -> Int64[np.ndarray, " e"]:
-        """Number of each episode's first frame."""
-        return self.frames.starts
+    name = attribute_of("frames.name")
+    digest = attribute_of("frames.digest")
+    fps = attribute_of("frames.fps")
+    image_size = attribute_of("frames.image_size")
+    resize = attribute_of("frames.resize")
+    fits = attribute_of("frames.fits")
+    cameras = attribute_of("frames.cameras")
+    lengths = attribute_of("frames.lengths")
+    starts = attribute_of("frames.starts")
+    present = attribute_of("frames.present")
+    duplicate_of = attribute_of("frames.duplicate_of")
+    stats = attribute_of("frames.stats")
 
     @property
     def runs(self) -> Runs:
@@ -118,22 +85,6 @@ class RelabelledFrames:
     def subtasks(self) -> Subtasks | None:
         """The dataset's."""
         return subtasks_of(self.frames)
-
-    @property
-    def present(self) -> Bool[np.ndarray, "e c"]:
-        """True where an episode has a camera."""
-        return self.frames.present
-
-    @property
-    def duplicate_of(self) -> Int64[np.ndarray, " e"]:
-        """For each episode the first one with the same states and actions."""
-        return self.frames.duplicate_of
-
-    @property
-    def stats(self) -> dict[str, Stats]:
-        """Statistics of the columns as the dataset has them; increments are those of single
-        frames."""
-        return self.frames.stats
 
     def column(self, name: str, rows: Int64[np.ndarray, "*n"]) -> Float32[np.ndarray, "*n d"]:
         """Values of a column at these frames, as the dataset has them except for increments.
@@ -177,12 +128,7 @@ class RelabelledFrames:
         begin = np.arange(rows.shape[-1]) * self.step - (rows - rows[..., :1])
         return np.where(begin < 0.5, begin.round(9), 0.0)
 
-    def images(
-        self,
-        rows: Int64[np.ndarray, " n"],
-        camera: str,
-        out: Sequence[UInt8[np.ndarray, "s s 3"]],
-    ) -> None:
+    def images(self, rows: Rows, camera: str, out: Squares) -> None:
         """Fills each of `out` with a frame's image, as `Frames` does."""
         self.frames.images(rows, camera, out)
 
@@ -270,15 +216,7 @@ def read_wordings(file: str, empty: str, prompts: Wordings) -> Wordings:
     known = tuple(tuple(w or empty for w in wordings) for wordings in prompts)
     if not file:
         return known
-    path = Path(file)
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{file}: this file of paraphrases does not exist; correct 'prompts'."
-        )
-    try:
-        more = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{file}: is not valid JSON ({error}); fix it.") from None
+    more = read_named(file, "paraphrases", "prompts")
     if not (isinstance(more, dict) and all(_are_texts(texts) for texts in more.values())):
         raise ValueError(f"{file}: expected a table with a list of texts for each instruction.")
     told = {wording for wordings in known for wording in wordings}

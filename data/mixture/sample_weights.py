@@ -1,9 +1,7 @@
 """Weights by which a dataset's samples are drawn, from one of its columns or from a JSON file by
 episode."""
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +9,7 @@ from jaxtyping import Float64, Int64
 
 from data.dataset import Dataset
 from data.errors import DatasetError, short
+from data.files.json_file import read_named
 from data.frames import Frames
 from data.mixture.mixture import DatasetConfig, in_file
 from data.mixture.split import Episodes
@@ -89,13 +88,7 @@ def streamed_column(dataset: Dataset) -> Column:
 
 
 def _read_file(file: str, lengths: Int64[np.ndarray, " e"]) -> Float64[np.ndarray, " n"]:
-    path = Path(file)
-    if not path.is_file():
-        raise FileNotFoundError(f"{file}: this file of weights does not exist; correct 'weights'.")
-    try:
-        value = json.loads(path.read_text())
-    except (ValueError, RecursionError) as error:
-        raise DatasetError(file, "file", f"is not valid JSON ({error}); write it again.") from None
+    value = read_named(file, "weights", "weights")
     if not isinstance(value, dict) or not set(value) <= {"episodes", "default"}:
         raise DatasetError(
             file,

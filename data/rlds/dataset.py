@@ -19,7 +19,7 @@ from jaxtyping import Bool, Int64, UInt8
 
 from data.columns import BOOKKEEPING
 from data.dataset import Runs, card
-from data.errors import DatasetError, MissingFileError, short
+from data.errors import DatasetError, MissingFileError, naming_damage, short
 from data.files.folder import Folder, open_folder
 from data.files.json_file import read_json
 from data.files.names import fill, plain_name
@@ -31,6 +31,7 @@ from models.files.user_cache import user_cache
 
 _USUAL_FPS = 10.0
 _INFO, _FEATURES = "dataset_info.json", "features.json"
+_AGAIN = "{reason}; download it again."
 
 _log = logging.getLogger(__name__)
 
@@ -74,8 +75,11 @@ class RldsDataset:
         self.folder = open_folder(path)
         self.root: Any = Path(path) if isinstance(path, Path) or "://" not in path else path
         self._info_path = self.folder.path(_INFO)
-        self._info, self._leaves = _json(self.folder, _INFO), self._read_leaves()
-        self.name = self._read_name()
+        self._info, features = (_json(self.folder, name) for name in (_INFO, _FEATURES))
+        with naming_damage(self.folder.path(_FEATURES), "file", _AGAIN, caught=(ValueError,)):
+            self._leaves = read_leaves(features)
+        with naming_damage(self._info_path, "name", _AGAIN, caught=(ValueError,)):
+            self.name = plain_name(self._info.get("name"))
         steps = {leaf.name: leaf for leaf in self._leaves if leaf.key.startswith(STEPS)}
         self._pictures = {name: leaf for name, leaf in steps.items() if leaf.is_camera}
         self._columns = {
@@ -229,17 +233,13 @@ class RldsDataset:
                 data = read_episode(path, number, RecordSpan(*map(int, self._index.span[i])))
                 self._last = i, data, feature_spans(lambda at, n: data[at : at + n], len(data))
             _, data, places = self._last
-        try:
+        field = f"record {number}, feature '{leaf.key}'"
+        sentence = "{reason}; make the dataset again, or leave this feature out of features.json."
+        with naming_damage(path, field, sentence, caught=(ValueError,)):
             if leaf.key not in places:
                 raise ValueError("is missing")
             at, size = places[leaf.key]
             return decode(leaf, feature_values(data[at : at + size]), int(self.lengths[i]))
-        except ValueError as error:
-            raise DatasetError(
-                path,
-                f"record {number}, feature '{leaf.key}'",
-                f"{error}; make the dataset again, or leave this feature out of features.json.",
-            ) from None
 
     def _size(self, camera: str) -> list[int]:
         leaf = self._pictures[camera]
@@ -276,11 +276,12 @@ class RldsDataset:
     @cached_property
     def _shards(self) -> list[str]:
         count = len(self._records)
-        template = self._split.get("filepathTemplate") or _TEMPLATE
-        template = self._field(f"splits/{self.split}/filepathTemplate", template, str)
+        field = f"splits/{self.split}/filepathTemplate"
+        template = self._field(field, self._split.get("filepathTemplate") or _TEMPLATE, str)
         kind = self._field("fileFormat", self._info.get("fileFormat") or "tfrecord", str)
         names = {"DATASET": self.name, "SPLIT": self.split, "NUM_SHARDS": f"{count:05d}"}
-        try:
+        sentence = "{reason}; download it again, or do not use this dataset."
+        with naming_damage(self._info_path, field, sentence, caught=(ValueError,)):
             return [
                 fill(
                     template,
@@ -291,12 +292,6 @@ class RldsDataset:
                 )
                 for k in range(count)
             ]
-        except ValueError as error:
-            raise DatasetError(
-                self._info_path,
-                f"splits/{self.split}/filepathTemplate",
-                f"{error}; download it again, or do not use this dataset.",
-            ) from None
 
     @cached_property
     def _records(self) -> list[int]:
@@ -318,21 +313,6 @@ class RldsDataset:
                 self._info_path, "splits", f"has no '{self.split}'; there are {list(named)}."
             )
         return named[self.split]
-
-    def _read_name(self) -> str:
-        try:
-            return plain_name(self._info.get("name"))
-        except ValueError as error:
-            raise DatasetError(self._info_path, "name", f"{error}; download it again.") from None
-
-    def _read_leaves(self) -> list[Leaf]:
-        features = _json(self.folder, _FEATURES)
-        try:
-            return read_leaves(features)
-        except ValueError as error:
-            raise DatasetError(
-                self.folder.path(_FEATURES), "file", f"{error}; download it again."
-            ) from None
 
     def _field(self, field: str, value: Any, kind: type) -> Any:
         if not isinstance(value, kind):

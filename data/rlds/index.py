@@ -22,7 +22,7 @@ from array_record.python.array_record_module import ArrayRecordReader
 from jaxtyping import Bool, Int64
 
 from data.dataset import Runs
-from data.errors import DatasetError
+from data.errors import DatasetError, naming_damage
 from data.files import cached
 from data.files.folder import Folder, LocalFolder
 from data.rlds.features import STEPS, Leaf
@@ -103,14 +103,9 @@ class _Episode(NamedTuple):
 def _scan(path: Path, records: int, leaves: Sequence[Leaf]) -> list[_Episode]:
     found = []
     for number, (span, read) in enumerate(_records(path)):
-        try:
+        sentence = "is not the episode that features.json describes: {reason}; download it again."
+        with naming_damage(path, f"record {number}", sentence, caught=(ValueError,)):
             found.append(_episode(span, read, leaves))
-        except ValueError as error:
-            raise DatasetError(
-                path,
-                f"record {number}",
-                f"is not the episode that features.json describes: {error}; download it again.",
-            ) from None
     if len(found) != records:
         raise DatasetError(
             path,
@@ -137,12 +132,9 @@ def _array_record(path: Path, number: int) -> bytes:
 
 
 def _of_array(path: Path, read: Callable[[ArrayRecordReader], Any]) -> Any:
-    try:
+    sentence = "is not a valid ArrayRecord file ({reason}); download it again."
+    with naming_damage(path, "file", sentence, caught=(RuntimeError, ValueError, IndexError)):
         return read(ArrayRecordReader(str(path)))
-    except (RuntimeError, ValueError, IndexError) as error:
-        raise DatasetError(
-            path, "file", f"is not a valid ArrayRecord file ({error}); download it again."
-        ) from None
 
 
 def _slice(data: bytes, at: int, size: int) -> bytes:

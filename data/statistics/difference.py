@@ -6,7 +6,6 @@ images are found by trial: each common mistake is undone in the second recording
 the result is compared with the first's.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -17,8 +16,9 @@ from jaxtyping import Float, Float64, UInt8
 from PIL import Image
 
 from data.columns import BOOKKEEPING
-from data.dataset import Dataset, Report, frames_at
+from data.dataset import Dataset, Report, dimension_names, frames_at
 from data.frames import ACTION, STATE
+from data.lake.episodes import first_prompts
 from data.statistics.stats import compute, numeric_columns
 
 DELTA_T = "delta_t"
@@ -147,9 +147,6 @@ class _Seen:
 
 
 def _facts(dataset: Dataset, cameras: Mapping[str, CameraLooks]) -> RecordingFacts:
-    runs = dataset.runs
-    begin = np.flatnonzero(np.diff(runs.episode, prepend=-1))
-    prompts = Counter(dataset.prompts[task][0] for task in runs.task[begin].tolist())
     kept = [name for name in numeric_columns(dataset) if name not in BOOKKEEPING]
     return RecordingFacts(
         path=str(dataset.root),
@@ -160,7 +157,7 @@ def _facts(dataset: Dataset, cameras: Mapping[str, CameraLooks]) -> RecordingFac
         delta_t=_delta_t(dataset),
         columns={name: _names(dataset, name) for name in kept},
         cameras=cameras,
-        prompts=dict(prompts.most_common()),
+        prompts=dict(first_prompts(dataset).most_common()),
     )
 
 
@@ -169,13 +166,7 @@ def _dims(dataset: Dataset, name: str) -> int:
 
 
 def _names(dataset: Dataset, name: str) -> tuple[str, ...]:
-    names = dataset.features[name].get("names")
-    if isinstance(names, Mapping):
-        names = next(iter(names.values()), None)
-    size = _dims(dataset, name)
-    if isinstance(names, Sequence) and not isinstance(names, str) and len(names) == size:
-        return tuple(map(str, names))
-    return tuple(map(str, range(size)))
+    return tuple(dimension_names(dataset.features[name].get("names"), _dims(dataset, name)))
 
 
 def _delta_t(dataset: Dataset) -> tuple[float, float] | None:

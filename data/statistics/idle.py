@@ -17,6 +17,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from data.dataset import Dataset, Report
 from data.frames import ACTION, STATE, Stats
+from data.lake.episodes import cut_into_episodes
 from data.statistics.stats import compute, numeric_columns
 
 _ENDS = ("q01", "q99", "min", "max")
@@ -98,13 +99,11 @@ def movement_columns(dataset: Dataset, columns: Sequence[str] = ()) -> list[str]
 
 def by_episode(dataset: Dataset, names: Sequence[str]) -> Iterator[Float64[np.ndarray, "t d"]]:
     """Columns side by side, one episode after the other."""
-    lengths, episode = dataset.lengths.tolist(), 0
-    for block in dataset.stream(names):
-        values = np.concatenate([block[n].reshape(len(block[n]), -1) for n in names], axis=1)
-        first = 0
-        while first < len(values):
-            yield values[first : first + lengths[episode]].astype(np.float64)
-            first, episode = first + lengths[episode], episode + 1
+    blocks = (
+        np.concatenate([block[n].reshape(len(block[n]), -1) for n in names], axis=1)
+        for block in dataset.stream(names)
+    )
+    return (values.astype(np.float64) for values in cut_into_episodes(dataset.lengths, blocks))
 
 
 def usual_extent(stats: Mapping[str, Stats], names: Sequence[str]) -> Float64[np.ndarray, " d"]:

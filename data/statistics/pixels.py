@@ -12,7 +12,7 @@ import zlib
 import numpy as np
 from jaxtyping import Float64, Int64, UInt8
 
-from data.statistics.stats import QUANTILES, Stats
+from data.statistics.stats import QUANTILES, Stats, named_stats
 
 _MIN_FRAMES = 100
 _LARGE, _TARGET = 300, 150
@@ -62,16 +62,12 @@ class Histogram:
         mean = self.counts @ levels / total
         variance = self.counts @ levels**2 / total - mean**2
         seen = self.counts > 0
-        values = {
-            "min": levels[seen.argmax(axis=1)],
-            "max": levels[255 - seen[:, ::-1].argmax(axis=1)],
-            "mean": mean,
-            "std": np.sqrt(np.maximum(variance, 0)),
-        }
-        for name, q in QUANTILES.items():
+        low, high = seen.argmax(axis=1), 255 - seen[:, ::-1].argmax(axis=1)
+        values = [levels[low], levels[high], mean, np.sqrt(np.maximum(variance, 0))]
+        for q in QUANTILES.values():
             rank = np.floor(q * (total - 1))[:, None]
-            values[name] = levels[(cumulative > rank).argmax(axis=1)]
-        return {k: v.reshape(3, 1, 1) for k, v in values.items()} | {"count": np.array([frames])}
+            values.append(levels[(cumulative > rank).argmax(axis=1)])
+        return named_stats(values, (3, 1, 1), frames)
 
 
 def _counted(length: int) -> int:

@@ -91,8 +91,7 @@ class OrderStatistics:
         self._counts = self._counters()
 
     def _counters(self) -> list[dict[int, Int64[np.ndarray, " _digits"]]]:
-        """Counters per dimension, for every interval that holds a wanted value; none once all are
-        found."""
+        """Counters per dimension, for every interval that holds a value not yet found."""
         zeros = 0 if self.found else 1 << _BITS
         return [{p: np.zeros(zeros, np.int64) for p in set(ps)} for ps in self._prefixes]
 

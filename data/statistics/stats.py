@@ -7,13 +7,14 @@ LeRobot up to 0.5 holds means of per-episode quantiles, which are no longer quan
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Float64, Shaped
 
 from data.dataset import Dataset, Report
-from data.files.job import Done, alone, run_job
+from data.files.job import Done, adding_up, alone, run_job
 from data.frames import Stats
 from data.lake.ranges import episode_ranges, require_no_strays, streamed
 from data.statistics.quantiles import Counted, OrderStatistics, interpolate, ranks
@@ -27,6 +28,9 @@ Blocks = Callable[[Sequence[str], P], Iterable[Mapping[str, Block]]]
 pickled."""
 
 QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
+
+STATISTICS = ("min", "max", "mean", "std", *QUANTILES)
+"""Names of the statistics of a dimension."""
 
 _ROWS = 1 << 16
 
@@ -54,7 +58,17 @@ def compute(
         raise ValueError(
             f"{dataset.root}: no frames to compute statistics from; record episodes first."
         )
-    return _of_datasets([dataset], names, progress, episodes)
+    wanted = numeric_columns(dataset) if names is None else names
+    found = _described([dataset], wanted, progress, episodes)
+    if names is None:
+        return _finite(found, [dataset])
+    for column in found.values():
+        if column.bad:
+            raise ValueError(
+                f"{dataset.root}: {column.complaint()}; repair or leave out those episodes "
+                "(`python -m tools.data validate` names one)."
+            )
+    return {name: column.stats() for name, column in found.items()}
 
 
 def compute_together(
@@ -93,7 +107,7 @@ def describe_blocks(blocks: Callable[[], Iterable[Block]], name: str = "values")
     def named(names: Sequence[str], part: None) -> Iterator[Mapping[str, Block]]:
         return ({name: block} for block in blocks())
 
-    return _describe(named, [name], [None], _unheard, alone)[name].stats()
+    return _describe(named, [name], [None], lambda number: adding_up(None, 0), alone)[name].stats()
 
 
 def describe_columns(
@@ -118,21 +132,21 @@ def describe_columns(
 def describe(values: Block) -> Stats:
     """Statistics along the first axis of an array that fits in memory several times."""
     x = values.reshape(len(values), -1).astype(np.float64)
+    moments = x.min(axis=0), x.max(axis=0), x.mean(axis=0), x.std(axis=0)
     quantiles = np.quantile(x, list(QUANTILES.values()), axis=0)
-    shape = values.shape[1:] or (1,)
-    stats = {
-        "min": x.min(axis=0),
-        "max": x.max(axis=0),
-        "mean": x.mean(axis=0),
-        "std": x.std(axis=0),
-        **dict(zip(QUANTILES, quantiles, strict=True)),
-    }
-    return {k: v.reshape(shape) for k, v in stats.items()} | {"count": np.array([len(values)])}
+    return named_stats([*moments, *quantiles], values.shape[1:], len(values))
+
+
+def named_stats(
+    values: Sequence[Float64[np.ndarray, " d"]], shape: tuple[int, ...], count: int
+) -> Stats:
+    """Statistics from the values of each, in the order of `STATISTICS`."""
+    named = zip(STATISTICS, values, strict=True)
+    return {k: v.reshape(shape or (1,)) for k, v in named} | {"count": np.array([count])}
 
 
 class _Seen(NamedTuple):
-    """Findings of the first pass in a piece of a column; the piece itself if it may be the only
-    one."""
+    """Findings of the first pass in a piece of a column, and the piece if it may be the only."""
 
     shape: tuple[int, ...]
     rows: int
@@ -226,15 +240,9 @@ class _Column:
         shift = self._deviation / self.count
         variance = np.maximum(self._squares / self.count - shift**2, 0)
         quantiles = interpolate(self._order.values, self.count, list(QUANTILES.values()))
-        stats = {
-            "min": self._low.astype(np.float64),
-            "max": self._high.astype(np.float64),
-            "mean": self._mean + shift,
-            "std": np.sqrt(variance),
-            **dict(zip(QUANTILES, quantiles, strict=True)),
-        }
-        shape = self._shape or (1,)
-        return {k: v.reshape(shape) for k, v in stats.items()} | {"count": np.array([self.count])}
+        extremes = self._low.astype(np.float64), self._high.astype(np.float64)
+        values = [*extremes, self._mean + shift, np.sqrt(variance), *quantiles]
+        return named_stats(values, self._shape, self.count)
 
 
 @dataclass(frozen=True)
@@ -325,28 +333,7 @@ class _DatasetBlocks:
         self, names: Sequence[str], part: tuple[int, range | list[int]]
     ) -> Iterable[Mapping[str, Block]]:
         number, episodes = part
-        if isinstance(episodes, range):
-            return iter(streamed(self.datasets[number], names, episodes))
-        return self.datasets[number].stream(names, episodes)
-
-
-def _of_datasets(
-    datasets: Sequence[Dataset],
-    names: Sequence[str] | None,
-    progress: Report | None,
-    episodes: Sequence[int] | None,
-) -> dict[str, Stats]:
-    if names is not None:
-        found = _described(datasets, names, progress, episodes)
-        for column in found.values():
-            if column.bad:
-                raise ValueError(
-                    f"{_roots(datasets)}: {column.complaint()}; repair or leave out those episodes "
-                    "(`python -m tools.data validate` names one)."
-                )
-        return {name: column.stats() for name, column in found.items()}
-    wanted = numeric_columns(datasets[0])
-    return _finite(_described(datasets, wanted, progress, episodes), datasets)
+        return iter(streamed(self.datasets[number], names, episodes))
 
 
 def _described(
@@ -367,15 +354,7 @@ def _described(
         total = int(lengths.sum())
 
     def passing(number: int) -> Done:
-        done = 0
-
-        def told(rows: int) -> None:
-            nonlocal done
-            done += rows
-            if progress is not None:
-                progress(f"Pass {number}", done, total)
-
-        return told
+        return adding_up(progress and partial(progress, f"Pass {number}"), total)
 
     found = _describe(_DatasetBlocks(tuple(datasets)), names, parts, passing, run_job)
     if episodes is None:
@@ -386,22 +365,17 @@ def _described(
 
 def _finite(columns: Mapping[str, _Column], datasets: Sequence[Dataset]) -> dict[str, Stats]:
     """Statistics of the columns that have them."""
-    where = _roots(datasets)
+    where = ", ".join(str(dataset.root) for dataset in datasets)
     for column in columns.values():
         if column.bad:
             _log.warning("%s: %s and is left out of the statistics.", where, column.complaint())
     return {name: column.stats() for name, column in columns.items() if not column.bad}
 
 
-def _roots(datasets: Sequence[Dataset]) -> str:
-    return ", ".join(str(dataset.root) for dataset in datasets)
-
-
 def _pieces(
     blocks: Iterable[Mapping[str, Block]], names: Sequence[str], done: Done
 ) -> Iterator[tuple[str, Block]]:
-    """Every column's rows in pieces that are neither so small that counters cost more than values,
-    nor large."""
+    """Every column's rows in pieces, not so small that counters cost more than values."""
     held: dict[str, list[Block]] = {name: [] for name in names}
     rows = dict.fromkeys(names, 0)
 
@@ -431,10 +405,6 @@ def _require_one_shape(name: str, shape: tuple[int, ...], other: tuple[int, ...]
             f"{name}: some values are of shape {shape} and some of {other}; statistics need one "
             "shape."
         )
-
-
-def _unheard(number: int) -> Done:
-    return lambda rows: None
 
 
 def _dimensions(block: Block) -> Shaped[np.ndarray, "d n"]:

@@ -20,13 +20,13 @@ from jaxtyping import Int64
 from data.dataset import Prompts, Runs, Subtasks
 from data.errors import DatasetError, short
 from data.files.limits import MOST_FRAMES
-from data.statistics.stats import QUANTILES, Stats
+from data.statistics.stats import STATISTICS, Stats
 
 RUNS = tuple(f"run_{field}" for field in Runs._fields)
 """Names of the arrays that store `Runs`."""
 
 _EPISODES = ("lengths", "present", "alike", *RUNS)
-_STATISTICS = ("min", "max", "mean", "std", *QUANTILES, "count")
+_STATISTICS = (*STATISTICS, "count")
 
 
 class CheckedTable(NamedTuple):
@@ -176,8 +176,7 @@ _HEADER = re.compile(
 
 
 def _require_tiled(runs: Runs, lengths: Int64[np.ndarray, " e"], file: Path | str) -> None:
-    """Raises DatasetError unless the runs, one after the other, make up all frames of all
-    episodes."""
+    """Raises DatasetError unless the runs make up all frames of all episodes, in order."""
     for name, values in zip(RUNS, runs, strict=True):
         _require(values.shape == runs.episode.shape, file, name, f"has {values.size} runs")
     _require_range(runs.episode, 0, len(lengths) - 1, file, "run_episode")

@@ -32,7 +32,7 @@ from data.dataset import Dataset, picture_shape
 from data.errors import DatasetError
 from data.files.checksums import as_sums, sums_of
 from data.files.folder import Folder, LocalFolder
-from data.files.job import Done, cores, in_threads, run_job
+from data.files.job import Done, adding_up, cores, in_threads, run_job
 from data.files.limits import MOST_PIXELS
 from data.files.names import path_within
 from data.frames import fit_of
@@ -117,7 +117,25 @@ class PartMaking:
     folder: Folder
 
     def __call__(self, part: WorkUnit, done: Done) -> None:
-        make_part(self.dataset, part, self.settings, self.folder, done)
+        """Makes one part in a scratch folder, moves its files into place and writes its manifest.
+
+        Args:
+          done: called after each episode of a camera with the number of images made.
+
+        Raises:
+          DatasetError: a frame or column cannot be read; names the file.
+        """
+        with _scratch(self.folder) as scratch:
+            if part.stop:
+                _write_shard(self.dataset, part, self.settings, scratch, done)
+            else:
+                tables.write(self.dataset, scratch)
+            files = (path for path in scratch.rglob("*") if path.is_file())
+            names = sorted(path.relative_to(scratch).as_posix() for path in files)
+            manifest = sums_of(scratch, names)
+            for name in names:
+                _place(scratch, name, self.folder)
+            _write_json(manifest, scratch, part.manifest, self.folder)
 
 
 def content_key(dataset: Dataset, settings: Settings) -> str:
@@ -180,49 +198,20 @@ def convert(
             return
         finished = folder.list("parts/*.json")
         total, frames = sum(part.pictures for part in parts), int(dataset.lengths.sum())
-        done = sum(part.pictures for part in parts if part.manifest in finished)
 
-        def report(pictures: int) -> None:
-            nonlocal done
-            done += pictures
+        def report(pictures: int, total: int) -> None:
             if progress is not None:
-                progress(frames * done // max(total, 1), frames)
+                progress(frames * pictures // max(total, 1), frames)
 
-        report(0)
+        told = adding_up(report, total)
+        told(sum(part.pictures for part in parts if part.manifest in finished))
         todo = [part for part in parts if part.manifest not in finished]
         if isinstance(folder, LocalFolder):  # others may have another working directory
             folder = LocalFolder(folder.root.absolute())
         here = in_threads(max(1, (os.cpu_count() or 1) // 4))
-        for _ in run_job(PartMaking(dataset, settings, folder), todo, report, here):
+        for _ in run_job(PartMaking(dataset, settings, folder), todo, told, here):
             pass
         _describe(dataset, folder, settings, parts)
-
-
-def make_part(
-    dataset: Dataset,
-    part: WorkUnit,
-    settings: Settings,
-    folder: Folder,
-    done: Done | None = None,
-) -> None:
-    """Makes one part in a scratch folder, moves its files into place and writes its manifest.
-
-    Args:
-      done: called after each episode of a camera with the number of images made.
-
-    Raises:
-      DatasetError: a frame or column cannot be read; names the file.
-    """
-    with _scratch(folder) as scratch:
-        if part.stop:
-            _write_shard(dataset, part, settings, scratch, done or (lambda _: None))
-        else:
-            tables.write(dataset, scratch)
-        names = sorted(p.relative_to(scratch).as_posix() for p in scratch.rglob("*") if p.is_file())
-        manifest = sums_of(scratch, names)
-        for name in names:
-            _place(scratch, name, folder)
-        _write_json(manifest, scratch, part.manifest, folder)
 
 
 def checksum(description: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast, get_args
 
-from data.errors import DatasetError, short
+from data.errors import DatasetError, naming_damage, short
 from data.files.checksums import Sums, as_sums, is_sha256
 from data.files.folder import Folder
 from data.files.limits import MOST_FRAMES, MOST_PIXELS
@@ -72,14 +72,9 @@ def listed(folder: Folder, digest: str) -> Sums:
       DatasetError: the list is damaged, or is no list of files.
     """
     content = sound(folder, convert.FILES, digest)
-    try:
+    path, sentence = folder.path(convert.FILES), "{reason}; delete the store and convert again."
+    with naming_damage(path, "files", sentence, caught=(ValueError, RecursionError)):
         return as_sums(json.loads(content))
-    except (ValueError, RecursionError) as error:
-        raise DatasetError(
-            folder.path(convert.FILES),
-            "files",
-            f"{error}; delete the store and convert again.",
-        ) from None
 
 
 def kept(folder: Folder, name: str, digest: str) -> bytes:
@@ -121,85 +116,75 @@ def damaged(folder: Folder, name: str, field: str, what: str) -> DatasetError:
     )
 
 
+def _expect(good: bool, what: str) -> None:
+    if not good:
+        raise ValueError(f"expected {what}")
+
+
 def _check_key(key: object) -> None:
-    if not isinstance(key, str) or not re.fullmatch("[0-9a-f]{16}", key):
-        raise ValueError("expected 16 hexadecimal digits")
+    good = isinstance(key, str) and re.fullmatch("[0-9a-f]{16}", key) is not None
+    _expect(good, "16 hexadecimal digits")
 
 
 def _check_digest(digest: object) -> None:
-    if not is_sha256(digest):
-        raise ValueError("expected a SHA-256")
+    _expect(is_sha256(digest), "a SHA-256")
 
 
-def _check_fps(fps: object) -> None:
-    if not is_fps(fps):
-        raise ValueError("expected a positive number")
+def _check_cameras(cameras: Any) -> None:
+    _expect(isinstance(cameras, list) and bool(cameras), "names of cameras")
+    _expect(len(set(map(plain_name, cameras))) == len(cameras), "each name once")
 
 
-def _check_cameras(cameras: object) -> None:
-    if not isinstance(cameras, list) or not cameras:
-        raise ValueError("expected names of cameras")
-    if len(set(map(plain_name, cameras))) < len(cameras):
-        raise ValueError("expected each name once")
-
-
-def _check_columns(columns: object) -> None:
-    if not isinstance(columns, Mapping) or not columns:
-        raise ValueError("expected columns and their numbers of values")
+def _check_columns(columns: Any) -> None:
+    told = isinstance(columns, Mapping) and bool(columns)
+    _expect(told, "columns and their numbers of values")
     for name, width in columns.items():
         _check_number(width, _MOST_WIDTH, f"of {plain_name(name)} ")
 
 
 def _check_encoding(encoding: object) -> None:
-    if encoding not in get_args(convert.Encoding):
-        raise ValueError(f"expected one of {get_args(convert.Encoding)}")
+    known = get_args(convert.Encoding)
+    _expect(encoding in known, f"one of {known}")
 
 
 def _check_size(size: object) -> None:
-    if isinstance(size, list) and len(size) != 2:
-        raise ValueError("expected a side, or a height and a width")
+    _expect(not isinstance(size, list) or len(size) == 2, "a side, or a height and a width")
     for side in size if isinstance(size, list) else [size]:
         _check_number(side, math.isqrt(MOST_PIXELS))
 
 
-def _check_fits(fits: object) -> None:
-    if not isinstance(fits, Mapping):
-        raise ValueError("expected cameras and how their pictures are fitted")
+def _check_fits(fits: Any) -> None:
+    _expect(isinstance(fits, Mapping), "cameras and how their pictures are fitted")
     for name, value in fits.items():
         from_json(cast(Any, PictureFit), value, plain_name(name))
 
 
-def _check_resize(resize: object) -> None:
-    part_class(PictureFit, resize)
-
-
-def _check_sources(sources: object) -> None:
-    if not isinstance(sources, Mapping):
-        raise ValueError("expected cameras and the height and width of their pictures")
+def _check_sources(sources: Any) -> None:
+    _expect(isinstance(sources, Mapping), "cameras and the height and width of their pictures")
     for name, size in sources.items():
-        if not isinstance(size, list) or len(size) != 2:
-            raise ValueError(f"expected a height and a width of {plain_name(name)}")
+        pair = isinstance(size, list) and len(size) == 2
+        _expect(pair, f"a height and a width of {plain_name(name)}")
         for number in size:
             _check_number(number, MOST_PIXELS, f"of {plain_name(name)} ")
 
 
 def _check_number(number: object, most: int, of: str = "") -> None:
-    if type(number) is not int or not 1 <= number <= most:
-        raise ValueError(f"expected {of}a whole number from 1 to {most}")
+    good = type(number) is int and 1 <= number <= most
+    _expect(good, f"{of}a whole number from 1 to {most}")
 
 
 _CHECKS = {
     "key": _check_key,
     "name": file_within,
     "digest": _check_digest,
-    "fps": _check_fps,
+    "fps": lambda fps: _expect(is_fps(fps), "a positive number"),
     "cameras": _check_cameras,
     "columns": _check_columns,
     "image_size": _check_size,
     "encoding": _check_encoding,
     "shard_frames": lambda number: _check_number(number, MOST_FRAMES),
     "files": _check_digest,
-    "resize": _check_resize,
+    "resize": lambda kind: part_class(PictureFit, kind),
     "sources": _check_sources,
     "every": lambda number: _check_number(number, MOST_FRAMES),
     "fits": _check_fits,

@@ -5,12 +5,10 @@ it. Numbers lie beside seek tables in a cache. Encoded images in the parquet are
 because reading one of them from parquet means reading hundreds (LeRobot v2 and v3 layouts).
 """
 
-import fcntl
 import hashlib
-import tempfile
 import threading
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -20,7 +18,6 @@ from typing import Any
 
 import google_crc32c
 import numpy as np
-from jaxtyping import Int64, Shaped
 
 from data.dataset import Dataset
 from data.errors import DatasetError
@@ -28,7 +25,7 @@ from data.files import cached
 from data.files.checksums import Sums, compare, sums_of
 from data.files.folder import LocalFolder
 from data.files.names import path_within
-from data.frames import fit_of
+from data.frames import Rows, Squares, fit_of
 from data.lerobot.dataset import LeRobotDataset
 from data.store import tables
 from data.store.checked_tables import CheckedTable
@@ -79,14 +76,7 @@ def open_direct(
     content = f"{FORMAT} {dataset.digest}{' subtasks' if dataset.has_subtasks else ''}"
     key = hashlib.sha256(content.encode()).hexdigest()[:16]
     folder = cache / f"{key}-straight"
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / f"{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            with tempfile.TemporaryDirectory(dir=cache, prefix=".making-") as scratch:
-                made = Path(scratch) / "made"
-                _write(dataset, made)
-                made.rename(folder)
+    cached.make_folder(folder, lambda made: _write(dataset, made))
     for name, what in compare(LocalFolder(folder), _sums(folder)):
         raise _damaged(folder, name, what)
     return Direct(dataset, image_size, folder, cache / "seek", resize, exact, dict(fits))
@@ -108,12 +98,7 @@ class Direct(DatasetTables):
     fits: Mapping[str, PictureFit] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
-    def images(
-        self,
-        rows: Int64[np.ndarray, " n"],
-        camera: str,
-        out: Sequence[Shaped[np.ndarray, "h w 3"]],
-    ) -> None:
+    def images(self, rows: Rows, camera: str, out: Squares) -> None:
         """Fills each of `out` (of the fit's dtype or wider) with a frame's image.
 
         Raises:
@@ -139,12 +124,7 @@ class Direct(DatasetTables):
         return self.dataset.features[camera]["dtype"] == "image"
 
     def _read_videos(
-        self,
-        camera: str,
-        fit: PictureFit,
-        episode: Int64[np.ndarray, " n"],
-        step: Int64[np.ndarray, " n"],
-        out: Sequence[Shaped[np.ndarray, "h w 3"]],
+        self, camera: str, fit: PictureFit, episode: Rows, step: Rows, out: Squares
     ) -> None:
         wanted: dict[Path, list[tuple[float, int]]] = defaultdict(list)
         for number, i in enumerate(episode.tolist()):
@@ -158,12 +138,7 @@ class Direct(DatasetTables):
             self._fill(fit, table, frames, [out[k] for k in numbers.tolist()])
 
     def _read_stored(
-        self,
-        camera: str,
-        fit: PictureFit,
-        episode: Int64[np.ndarray, " n"],
-        step: Int64[np.ndarray, " n"],
-        out: Sequence[Shaped[np.ndarray, "h w 3"]],
+        self, camera: str, fit: PictureFit, episode: Rows, step: Rows, out: Squares
     ) -> None:
         table = self._pictures(camera)
         for i, k, square in zip(episode.tolist(), step.tolist(), out, strict=True):
@@ -178,13 +153,7 @@ class Direct(DatasetTables):
                     "if that does not help, copy or record the dataset again.",
                 ) from None
 
-    def _fill(
-        self,
-        fit: PictureFit,
-        table: SeekTable,
-        frames: Int64[np.ndarray, " n"],
-        out: Sequence[Shaped[np.ndarray, "h w 3"]],
-    ) -> None:
+    def _fill(self, fit: PictureFit, table: SeekTable, frames: Rows, out: Squares) -> None:
         """Decodes frames of a file, each once, into their squares."""
         squares = defaultdict(list)
         for frame, square in zip(frames.tolist(), out, strict=True):

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float32, Int64
 
 from data.dataset import Dataset, Prompts, Runs, Subtasks
 from data.files.folder import LocalFolder
+from data.frames import attribute_of
 from data.statistics.stats import Stats
 from data.store import checked_tables, tables
 from data.store.checked_tables import CheckedTable
@@ -83,20 +84,9 @@ class DatasetTables(EpisodeTables):
     dataset: Dataset
     folder: Path
 
-    @property
-    def name(self) -> str:
-        """The dataset's."""
-        return self.dataset.name
-
-    @property
-    def digest(self) -> str:
-        """The dataset's."""
-        return self.dataset.digest
-
-    @property
-    def fps(self) -> float:
-        """Frames a second."""
-        return self.dataset.fps
+    name = attribute_of("dataset.name")
+    digest = attribute_of("dataset.digest")
+    fps = attribute_of("dataset.fps")
 
     @property
     def cameras(self) -> tuple[str, ...]:

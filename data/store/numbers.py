@@ -2,16 +2,14 @@
 no decoding.
 """
 
-import fcntl
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-import numpy as np
-from jaxtyping import Int64, Shaped
-
 from data.dataset import Dataset
+from data.files import cached
+from data.frames import Rows, Squares
 from data.store import tables
 from data.store.checked_tables import CheckedTable
 from data.store.episode_tables import DatasetTables
@@ -26,12 +24,7 @@ def cached_numbers(dataset: Dataset, cache: Path) -> "Numbers":
       DatasetError: a column is missing or of another type than declared.
     """
     folder = cache / f"{dataset.digest[:16]}-numbers"
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / f"{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            with tempfile.TemporaryDirectory(dir=cache, prefix=".making-") as scratch:
-                open_numbers(dataset, Path(scratch) / "made").folder.rename(folder)
+    cached.make_folder(folder, partial(open_numbers, dataset))
     return Numbers(dataset, folder)
 
 
@@ -56,12 +49,7 @@ class Numbers(DatasetTables):
     resize: str = "antialiased"
     fits: Mapping[str, PictureFit] = field(default_factory=dict)
 
-    def images(
-        self,
-        rows: Int64[np.ndarray, " n"],
-        camera: str,
-        out: Sequence[Shaped[np.ndarray, "s s 3"]],
-    ) -> None:
+    def images(self, rows: Rows, camera: str, out: Squares) -> None:
         """Raises ValueError: there are no images."""
         raise ValueError(f"{self.name}: it was opened without images.")
 

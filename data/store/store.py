@@ -2,9 +2,8 @@
 
 Decoding random video frames costs a hundred times as much as reading records, so a dataset is
 decoded once (data.store.convert). Images lie in shards of ArrayRecord (JPEG) or flat files (raw
-uint8), numbers in zarr arrays (data.store.tables). `store.json` identifies the dataset by its
-content and is written last. Damaged bytes are never used: columns and tables are checked against
-their SHA-256 at opening, each image against a CRC-32C when it is read.
+uint8), numbers in zarr arrays (data.store.tables). Damaged bytes are never used: columns and tables
+are checked against their SHA-256 at opening, each image against a CRC-32C when it is read.
 """
 
 import os
@@ -26,7 +25,7 @@ from data.errors import DatasetError
 from data.files.checksums import Progress, compare
 from data.files.folder import Folder, LocalFolder, open_folder
 from data.files.shards import OpenShards, require_room
-from data.frames import fit_of
+from data.frames import Rows, Squares, fit_of
 from data.store import convert, tables
 from data.store.checked_tables import CheckedTable
 from data.store.convert import Encoding, Settings
@@ -83,12 +82,7 @@ class Store(EpisodeTables):
         shape = (self._frames, self.columns[name])
         return tables.read_rows(self.folder, self.key, name, shape, rows)
 
-    def images(
-        self,
-        rows: Int64[np.ndarray, " n"],
-        camera: str,
-        out: Sequence[Shaped[np.ndarray, "h w 3"]],
-    ) -> None:
+    def images(self, rows: Rows, camera: str, out: Squares) -> None:
         """Fills each of `out` (C-contiguous, of the fit's dtype or uint8) with a frame's image,
         rounded to grey levels.
 
@@ -136,9 +130,7 @@ class Store(EpisodeTables):
         counts = np.cumsum(stored[:, None] * self.present, axis=0).T
         return np.pad(counts, ((0, 0), (1, 0)))
 
-    def _locate(
-        self, rows: Int64[np.ndarray, " n"], camera: str
-    ) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
+    def _locate(self, rows: Rows, camera: str) -> tuple[Rows, Rows]:
         """The shard that has each frame's image, and the image's number in that shard's file."""
         if camera not in self.cameras:
             raise ValueError(f"{self.path}: no camera '{camera}'; there are {list(self.cameras)}.")
@@ -160,13 +152,7 @@ class Store(EpisodeTables):
         record = before[episode] - before[self._shards[shard]] + place // self.every
         return shard, record
 
-    def _read_jpegs(
-        self,
-        file: str,
-        records: list[int],
-        rows: list[int],
-        out: Sequence[Shaped[np.ndarray, "h w 3"]],
-    ) -> None:
+    def _read_jpegs(self, file: str, records: list[int], rows: list[int], out: Squares) -> None:
         reader = _open.get(self.folder, self.key, file, _jpegs)
         for row, record, picture in zip(rows, records, out, strict=True):
             try:
@@ -181,12 +167,7 @@ class Store(EpisodeTables):
                 raise damaged(self.folder, file, f"frame {row}", what) from None
 
     def _read_raw(
-        self,
-        shape: tuple[int, int],
-        file: str,
-        records: list[int],
-        rows: list[int],
-        out: Sequence[Shaped[np.ndarray, "h w 3"]],
+        self, shape: tuple[int, int], file: str, records: list[int], rows: list[int], out: Squares
     ) -> None:
         stored = _open.get(self.folder, self.key, file, partial(_pictures, shape=shape))
         pictures, crcs = stored["picture"], stored["crc"]

@@ -1,10 +1,9 @@
 """Checks that a dataset's columns are fit for training, in passes over blocks of them.
 
-Every pass is a job (data/files/job.py) over ranges of episodes. The first looks for gaps in the
-numbering, values that are not finite and duplicate episodes. The next ones compute exact statistics
-of values, of their changes from step to step and of their spread in each episode. The last one
-finds the places where a value is far outside of these statistics. Thresholds are ratios of
-quantiles, which a few wrong values do not move.
+The first looks for gaps in the numbering, values that are not finite and duplicate episodes; the
+next ones compute exact statistics of values, of their changes from step to step and of their spread
+in each episode; the last one finds the places where a value is far outside of these. Thresholds are
+ratios of quantiles, which a few wrong values do not move.
 """
 
 import hashlib
@@ -20,7 +19,7 @@ from jaxtyping import Float64, Int64, Shaped
 from data.columns import BOOKKEEPING
 from data.dataset import Dataset, Report
 from data.errors import DatasetError, Problem, error, from_error, warning
-from data.files.job import Done, run_job
+from data.files.job import Done, adding_up, run_job
 from data.frames import ACTION, STATE
 from data.lake.ranges import episode_ranges, require_no_strays, streamed
 from data.statistics.stats import Stats, describe_columns, numeric_columns
@@ -354,8 +353,7 @@ def _look(
 
 
 def _tell(dataset: Dataset, name: str, found: Mapping[str, _Worst]) -> Iterator[Problem]:
-    """One sentence for the most serious kind of finding, since one wrong value causes all of
-    them."""
+    """One sentence for the most serious finding, since one wrong value causes all of them."""
     field = f"column '{name}'"
     if worst := found.get("values"):
         episode, step = locate(dataset, worst.place)
@@ -429,8 +427,7 @@ def _episodes(columns: "_Columns", names: Sequence[str], part: range) -> Iterato
 
 @dataclass(frozen=True)
 class _Columns:
-    """Columns of ranges of a dataset's episodes, with blocks checked against what the dataset
-    declares."""
+    """Columns of ranges of episodes, in blocks checked against what the dataset declares."""
 
     dataset: Dataset
 
@@ -456,15 +453,9 @@ class _Columns:
 
 def _telling(dataset: Dataset, report: Report, what: str) -> Callable[[int], None]:
     """Reports the frames that a pass has done."""
-    done, total = 0, int(dataset.lengths.sum())
+    total = int(dataset.lengths.sum())
     report(what, 0, total)
-
-    def told(rows: int) -> None:
-        nonlocal done
-        done += rows
-        report(what, min(done, total), total)
-
-    return told
+    return adding_up(lambda done, total: report(what, min(done, total), total), total)
 
 
 def _rows(dataset: Dataset, names: Sequence[str], block: Mapping[str, np.ndarray]) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from data.dataset import Dataset, Report, subtasks_of
+from data.dataset import Dataset, Report, Runs, subtasks_of
 from data.errors import Problem, caught, error, warning
 from data.validation.check_columns import check_columns
 from data.validation.check_pictures import check_pictures, check_presence
@@ -49,21 +49,27 @@ def _check_subtasks(dataset: Dataset) -> Iterator[Problem]:
     found = subtasks_of(dataset)
     if found is None:
         return
-    lengths, runs = dataset.lengths, found.runs
+    yield from _check_runs(dataset, found.runs, "subtasks")
+    task = found.runs.task
+    strange = (task < -1) | (task >= len(found.texts))
+    if strange.any():
+        yield error(
+            dataset.root, "subtasks",
+            f"name text {task[strange][0]}, but there are {len(found.texts)} (-1: none); "
+            "correct the reader.",
+        )  # fmt: skip
+
+
+def _check_runs(dataset: Dataset, runs: Runs, field: str) -> Iterator[Problem]:
+    """Checks that runs go through all frames."""
+    lengths = dataset.lengths
     starts, ends = np.cumsum(lengths) - lengths, np.cumsum(runs.length)
     known = np.isin(runs.episode, np.arange(len(lengths))) & (runs.length > 0)
     begin = starts[np.where(known, runs.episode, 0)] + runs.first
     if not known.all() or ends[-1:] != lengths.sum() or (begin != ends - runs.length).any():
         yield error(
-            dataset.root, "subtasks",
+            dataset.root, field,
             "do not cover the frames of all episodes one after the other; correct the reader.",
-        )  # fmt: skip
-    strange = (runs.task < -1) | (runs.task >= len(found.texts))
-    if strange.any():
-        yield error(
-            dataset.root, "subtasks",
-            f"name text {runs.task[strange][0]}, but there are {len(found.texts)} (-1: none); "
-            "correct the reader.",
         )  # fmt: skip
 
 
@@ -85,14 +91,7 @@ def _check_tables(dataset: Dataset) -> Iterator[Problem]:
             f"has shape {list(dataset.present.shape)}, expected {list(expected)}: whether an "
             "episode has a camera; correct the reader.",
         )  # fmt: skip
-    starts, ends = np.cumsum(lengths) - lengths, np.cumsum(runs.length)
-    known = np.isin(runs.episode, np.arange(len(lengths))) & (runs.length > 0)
-    begin = starts[np.where(known, runs.episode, 0)] + runs.first
-    if not known.all() or ends[-1:] != lengths.sum() or (begin != ends - runs.length).any():
-        yield error(
-            dataset.root, "runs",
-            "do not cover the frames of all episodes one after the other; correct the reader.",
-        )  # fmt: skip
+    yield from _check_runs(dataset, runs, "runs")
     named = np.isin(runs.task, [i for i, texts in enumerate(dataset.prompts) if texts])
     if not named.all():
         yield error(

@@ -75,8 +75,7 @@ def check_pictures(
 
 @dataclass(frozen=True)
 class _Looking:
-    """The check of a camera's episodes as a job: gives the problem of an episode, or some of its
-    pixels."""
+    """The check of a camera's episodes as a job: an episode's problem, or some of its pixels."""
 
     dataset: Dataset
     camera: str

@@ -1,8 +1,7 @@
 """Finds problems of a dataset before hours of training are spent on it.
 
-Every large public dataset that others converted failed some check. Each finding names the file and
-the field; errors stop training, warnings do not. Content is never trusted: whatever the files hold,
-the result is a list. Memory does not depend on the number of frames.
+Each finding names the file and the field; errors stop training, warnings do not. Content is never
+trusted: whatever the files hold, the result is a list.
 """
 
 from pathlib import Path

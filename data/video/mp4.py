@@ -36,6 +36,16 @@ def open_video(path: Path) -> InputContainer:
     return av.open(str(path), **_LENIENT)
 
 
+def unreadable(path: Path) -> DatasetError:
+    """An error about a file that FFmpeg cannot open as a video."""
+    return DatasetError(
+        path,
+        "file",
+        "is not a readable video (its index may be missing or damaged): it was probably cut off; "
+        "copy or encode it again.",
+    )
+
+
 def require_index_fits(path: Path) -> None:
     """Checks an mp4's index against its file; a file of another kind passes.
 
@@ -63,8 +73,7 @@ def require_index_fits(path: Path) -> None:
 
 
 def _boxes(file: BinaryIO, size: int) -> Iterator[tuple[bytes, int, int]]:
-    """Kind, start and end of the content of every box that matters, inner boxes after outer
-    ones."""
+    """Kind, start and end of the content of every box that matters, outer boxes first."""
     left = [(0, size)]
     for _ in range(_MOST_BOXES):
         if not left:

@@ -27,7 +27,7 @@ from jaxtyping import Float, Int64, UInt8, UInt32
 from data.errors import DatasetError, MissingFileError
 from data.files import cached
 from data.files.limits import MOST_PIXELS, room_for
-from data.video.mp4 import open_video
+from data.video.mp4 import open_video, unreadable
 from data.video.rate import own_rate
 from data.video.video import STRICT
 
@@ -283,12 +283,7 @@ def _scan(path: Path) -> SeekTable:
                     if packet.size:
                         packets.append(packet)
     except (av.error.FFmpegError, StopIteration):
-        raise DatasetError(
-            path,
-            "file",
-            "is not a readable video (its index may be missing or damaged): it was probably cut "
-            "off; copy or encode it again.",
-        ) from None
+        raise unreadable(path) from None
     plain = all(packet.pos is not None and packet.pts is not None for packet in packets)
     if not packets or not plain or not packets[0].is_keyframe or not _lies_in(path, packets[0]):
         raise DatasetError(

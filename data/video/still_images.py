@@ -13,7 +13,7 @@ import pyarrow as pa
 from jaxtyping import Bool, Int64, UInt8
 from PIL import Image, UnidentifiedImageError
 
-from data.errors import DatasetError, first_line, short
+from data.errors import DatasetError, first_line, naming_damage, short
 from data.files.folder import Folder
 from data.files.limits import require_pixels, room_for
 from data.files.names import is_within
@@ -64,15 +64,12 @@ def decode(
     chosen = range(len(cells)) if rows is None else rows.tolist()
     for place, number in enumerate(chosen):
         content = _content(folder, file, f"column '{camera}', row {number}", cells[number].as_py())
-        try:
+        sentence = (
+            f"row {number} of the episode holds no readable image ({{reason}}); copy or record the "
+            "dataset again."
+        )
+        with naming_damage(file, f"column '{camera}'", sentence, caught=(ValueError,)):
             pixels = decode_picture(content, _FORMATS)
-        except ValueError as error:
-            raise DatasetError(
-                file,
-                f"column '{camera}'",
-                f"row {number} of the episode holds no readable image ({error}); copy or record "
-                "the dataset again.",
-            ) from None
         if place == 0:
             pictures = room_for(file, len(chosen), pixels.shape)
         if pixels.shape != pictures.shape[1:]:

@@ -9,7 +9,6 @@ import io
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
-from types import TracebackType
 
 import av
 import numpy as np
@@ -17,9 +16,9 @@ from av.container import InputContainer
 from av.video.reformatter import VideoReformatter
 from jaxtyping import UInt8
 
-from data.errors import DatasetError, MissingFileError
+from data.errors import DatasetError, MissingFileError, naming_damage
 from data.files.limits import MOST_PIXELS, require_pixels, room_for
-from data.video.mp4 import open_video
+from data.video.mp4 import open_video, unreadable
 from data.video.rate import own_rate
 
 CODEC = "h264"
@@ -70,19 +69,12 @@ class VideoReader:
         self.path = path
         self._container = _open(path)
         self._stream = self._container.streams.video[0]
-        try:
+        with naming_damage(path, "frame size", "{reason}.", caught=(ValueError,)):
             require_pixels(self._stream.width, self._stream.height)
-        except ValueError as error:
-            raise DatasetError(path, "frame size", f"{error}.") from None
         self._stream.thread_type, self._stream.codec_context.options = "NONE", dict(STRICT)
         self._tick = self._stream.time_base or Fraction(1)
         self._to_rgb = VideoReformatter()
         self._bytes = path.stat().st_size
-
-    @property
-    def frames(self) -> int:
-        """Frames that the container's index lists."""
-        return self._stream.frames
 
     def read(self, start: float, count: int, fps: float) -> UInt8[np.ndarray, "t h w 3"]:
         """`count` frames at `fps`, the first of them `start` seconds into the file.
@@ -151,20 +143,12 @@ class VideoReader:
     def __enter__(self) -> "VideoReader":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _decode_from(self, start: float, tolerance: float) -> Iterator[tuple[float, av.VideoFrame]]:
-        """Frames with their times from the keyframe at or before `start`; ends early on damage.
-
-        Open-GOP files (HEVC by default) seek past the requested frame; decoding then starts further
-        back.
-        """
+        """Frames with their times from the keyframe at or before `start`, or from further back
+        where an open GOP (HEVC's default) makes seeking go past it; ends early on damage."""
         for back in _SEEK_BACK_SECONDS:
             target = max(0.0, start - back)
             frames = self._decode(target)
@@ -189,17 +173,11 @@ class VideoReader:
 
 
 def _open(path: Path) -> InputContainer:
-    damaged = DatasetError(
-        path,
-        "file",
-        "is not a readable video (its index may be missing or damaged): it was probably cut off; "
-        "copy or encode it again.",
-    )
     try:
         container = open_video(path)
     except av.error.FFmpegError:
-        raise damaged from None
+        raise unreadable(path) from None
     if not container.streams.video or container.streams.video[0].codec_context is None:
         container.close()
-        raise damaged
+        raise unreadable(path)
     return container

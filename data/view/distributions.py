@@ -7,12 +7,12 @@ from html import escape
 
 import numpy as np
 
-from data.dataset import Dataset, Report
+from data.dataset import Dataset, Report, dimension_names
 from data.frames import Stats
+from data.lake.episodes import first_prompts
 from data.statistics.difference import RecordingDifference, difference
 from data.statistics.histograms import BINS, Edges, histograms, shared_edges
 from data.statistics.stats import compute
-from data.view.view import dimension_names
 from models.files.page import listed
 
 _MOST_TASKS = 30
@@ -124,7 +124,7 @@ def _steps(counts: np.ndarray) -> str:
 
 def _tasks(sets: Sequence[Dataset]) -> str:
     """Number of episodes by the task that they begin with; for two datasets, side by side."""
-    counts = [Counter(one.prompts[t][0] for t in first_tasks(one).tolist()) for one in sets]
+    counts = [first_prompts(one) for one in sets]
     every = sum(counts, Counter[str]())
     rows = "".join(
         "".join(
@@ -138,9 +138,3 @@ def _tasks(sets: Sequence[Dataset]) -> str:
     left = len(every) - _MOST_TASKS
     more = f'<p class="note">and {left} rarer tasks</p>' if left > 0 else ""
     return f'<h2>Tasks</h2><div class="tasks">{rows}</div>{more}'
-
-
-def first_tasks(dataset: Dataset) -> np.ndarray:
-    """Task of the first frame of each episode that has one."""
-    runs = dataset.runs
-    return runs.task[np.flatnonzero(np.diff(runs.episode, prepend=-1))]

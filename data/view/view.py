@@ -12,9 +12,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from data.columns import BOOKKEEPING
-from data.dataset import Dataset
-from data.errors import short
-from data.files.names import LONGEST_NAME
+from data.dataset import Dataset, dimension_names
 from data.frames import ACTION, STATE
 from data.statistics.stats import numeric_columns
 from data.video.video import encode_mp4
@@ -102,16 +100,6 @@ def write_recording(dataset: Dataset, episode: int, path: Path) -> None:
             stream.set_time("frame", sequence=first)
             stream.set_time("time", duration=first / dataset.fps)
             stream.log("task", rr.TextDocument(text))
-
-
-def dimension_names(names: object, size: int) -> list[str]:
-    """Names of a feature's dimensions, which datasets give as a list, a dict of lists or not at
-    all."""
-    if isinstance(names, dict):
-        names = next(iter(names.values()), None)
-    if isinstance(names, list) and len(names) == size:
-        return [(name if isinstance(name, str) else short(name))[:LONGEST_NAME] for name in names]
-    return [str(dim) for dim in range(size)]
 
 
 def _columns(dataset: Dataset, episode: int) -> dict[str, Float64[np.ndarray, "t d"]]:

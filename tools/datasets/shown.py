@@ -1,7 +1,5 @@
 """Datasets, their statistics and their differences as tables at the terminal."""
 
-from collections import Counter
-
 import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
@@ -9,11 +7,11 @@ from rich.text import Text
 
 from data import Dataset
 from data.columns import BOOKKEEPING
-from data.dataset import use_format
+from data.dataset import dimension_names, use_format
+from data.lake.episodes import first_prompts
 from data.statistics.difference import CameraLooks, RecordingDifference, RecordingFacts
 from data.statistics.scaling import narrow
 from data.statistics.stats import Stats
-from data.view.view import dimension_names
 from models.files.terminal import Console
 
 _MOST_SHOWN = 1000
@@ -37,10 +35,7 @@ def show_dataset(console: Console, path: str, dataset: Dataset) -> None:
         sep="",
     )
     tasks = table(Column("Episodes", justify="right"), "Task")
-    runs = dataset.runs
-    begin = np.searchsorted(runs.episode, np.arange(len(dataset.lengths)))
-    shown = (dataset.prompts[task][0] for task in runs.task[begin].tolist())
-    for task, count in Counter(shown).most_common():
+    for task, count in first_prompts(dataset).most_common():
         more = "…" if len(task) > _MOST_SHOWN else ""
         tasks.add_row(str(count), task[:_MOST_SHOWN] + more)
     console.print(tasks)

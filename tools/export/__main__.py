@@ -60,7 +60,7 @@ def main(
         policy = load(
             checkpoint,
             options,
-            steps=euler_steps,
+            euler_steps=euler_steps,
             solver=solver,
             dtype="float32" if to == "onnx" else dtype,
             family=family,

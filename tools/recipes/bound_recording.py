@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Float, UInt8
 
 from data import Dataset, open_dataset
+from data.dataset import dimension_names
 from data.mixture.mixture import (
     DatasetConfig,
     Mixture,
@@ -21,7 +22,6 @@ from data.mixture.mixture import (
     resolve,
 )
 from data.mixture.recorded import RecordedEpisode, read_pictures, read_recorded
-from data.view.view import dimension_names
 from models import Embodiment, Policy
 from models.inputs.observation import RobotObservation
 from models.requests import Request

@@ -7,6 +7,7 @@ are decoded, which also shows whether the stored statistics of its images can be
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,11 +26,11 @@ from data.errors import (
     from_error,
     warning,
 )
-from data.files.job import Done, run_job
+from data.files.job import Done, adding_up, run_job
 from data.lerobot.checks.check_metadata import numbers, written_statistics
 from data.lerobot.dataset import LeRobotDataset
 from data.validation.check_pictures import check_pictures, check_presence
-from data.video.mp4 import open_video
+from data.video.mp4 import open_video, unreadable
 
 _SMALLEST_SPREAD = 0.5
 _DRIFT = 0.1
@@ -67,13 +68,7 @@ def _videos(
     for episode in present:
         files.setdefault(_file(dataset, episode, camera), []).append(episode)
     units = [files[name] for name in sorted(files)]
-    done = 0
-
-    def told(episodes: int) -> None:
-        nonlocal done
-        done += episodes
-        report(f"Videos of {camera}", done, len(present))
-
+    told = adding_up(partial(report, f"Videos of {camera}"), len(present))
     lost: list[tuple[int, Problem, bool]] = []
     problems: list[Problem] = []
     for without, found in run_job(_Videos(dataset, camera), units, told):
@@ -209,8 +204,4 @@ def _times(path: Path) -> tuple[Float64[np.ndarray, " n"], int]:
     except (av.error.FFmpegError, IndexError):
         if times:
             return np.sort(np.array(times)), 0
-        raise DatasetError(
-            path, "file",
-            "is not a readable video (its index may be missing or damaged): it was probably cut "
-            "off; copy or encode it again.",
-        ) from None  # fmt: skip
+        raise unreadable(path) from None

@@ -176,8 +176,7 @@ def numbers(value: object) -> Float64[np.ndarray, " n"] | None:
 def _differing(
     name: str, written: Mapping[str, Any], exact: Stats, keys: Sequence[str], tolerance: float
 ) -> list[tuple[str, str, str]]:
-    """The first of `keys` that differs by more than `tolerance` standard deviations, with the
-    difference in words."""
+    """The first of `keys` that is more than `tolerance` standard deviations off, in words."""
     size = np.maximum(np.abs(exact["min"]), np.abs(exact["max"])).reshape(-1)
     allowed = tolerance * np.maximum(exact["std"].reshape(-1), 1e-5 * size + 1e-12)
     for key in (key for key in keys if key in written):

@@ -3,18 +3,19 @@
 Lengths and types are checked before anything is read.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Int64, UInt8
 
-from data.errors import DatasetError, short
+from data.errors import DatasetError, naming_damage, short
 from data.files.limits import most_values, require_pixels, room_for
 from data.lerobot.importing.clock import SECOND, align
 from data.lerobot.importing.layout import CameraSource, ColumnSource, ImportLayout, TimeUnit
-from data.lerobot.importing.recording import CheckedRecording
+from data.lerobot.importing.recording import CheckedRecording, ImportedEpisode, PendingEpisode
 from data.video.still_images import decode_picture
 
 PICTURES = ("JPEG", "PNG", "WEBP", "BMP")
@@ -112,9 +113,10 @@ def read_rows(
     layout: ImportLayout,
     arrays: Mapping[str, RowArray],
     rows: slice,
-    at: Int64[np.ndarray, " t"] | None = None,
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Columns [T, n] and images [T, h, w, 3] of an episode, by name.
+    task: str,
+    at: Int64[np.ndarray, " t"] | None,
+) -> ImportedEpisode:
+    """An episode with this instruction.
 
     Args:
       rows: rows of the episode, with start and stop given.
@@ -134,7 +136,28 @@ def read_rows(
     if at is not None:
         columns = {name: values[at] for name, values in columns.items()}
         frames = {name: values[at] for name, values in frames.items()}
-    return columns, frames
+    return ImportedEpisode(columns, frames, task, dim_names(layout))
+
+
+def pending(
+    file: Path,
+    episode: str,
+    layout: ImportLayout,
+    times: np.ndarray | None,
+    read: Callable[[Int64[np.ndarray, " t"] | None], ImportedEpisode],
+) -> list[PendingEpisode]:
+    """One episode of all rows or, if their times are given, one for each stretch without a gap.
+
+    Raises:
+      DatasetError: as `stretches`.
+    """
+    title = f"{file}, {episode.strip()}" if episode else str(file)
+    if times is None:
+        return [PendingEpisode(title, partial(read, None))]
+    return [
+        PendingEpisode(f"{title}, part {number}", partial(read, rows), left_out)
+        for number, (rows, left_out) in enumerate(stretches(file, episode, times, layout))
+    ]
 
 
 def as_column(parts: list[np.ndarray]) -> np.ndarray:
@@ -222,14 +245,11 @@ def stretches(
             file, place, f"spans centuries in '{layout.time_unit}'; give another \"time_unit\"."
         )
     stamps = np.round(since * scale).astype(np.int64)
-    try:
+    sentence = (
+        '{reason}; repair it, or set "gaps": "cut" in the layout to cut the recording at gaps.'
+    )
+    with naming_damage(file, place, sentence, caught=(ValueError,)):
         found = align({"time": stamps}, layout.fps, layout.silence, layout.gaps)
-    except ValueError as error:
-        raise DatasetError(
-            file,
-            place,
-            f'{error}; repair it, or set "gaps": "cut" in the layout to cut the recording at gaps.',
-        ) from None
     if not found:
         raise DatasetError(
             file, place, "has no two frames without a gap between them; leave it out."
@@ -256,11 +276,7 @@ def _read_column(
 def _read_pictures(
     file: Path, episode: str, camera: CameraSource, array: RowArray, rows: slice
 ) -> UInt8[np.ndarray, "t h w 3"]:
-    """Images of a camera as RGB, the right way up.
-
-    Raises:
-      DatasetError: an image cannot be decoded, has another size, or has values that are not bytes.
-    """
+    """Images of a camera as RGB, the right way up."""
     place = f"{episode}'{camera.path}'"
     if len(array.shape) == 4:
         room_for(file, rows.stop - rows.start, array.shape[1:])
@@ -271,12 +287,9 @@ def _read_pictures(
     decoded: np.ndarray | None = None
     for number in range(rows.stop - rows.start):
         cell = array[rows.start + number]
-        try:
+        sentence = f"frame {number} holds no readable image ({{reason}}); copy it again."
+        with naming_damage(file, place, sentence, caught=(ValueError,)):
             picture = decode_picture(bytes(np.asarray(cell)), PICTURES)
-        except ValueError as error:
-            raise DatasetError(
-                file, place, f"frame {number} holds no readable image ({error}); copy it again."
-            ) from None
         decoded = placed(file, place, decoded, number, rows.stop - rows.start, picture)
     if decoded is None:
         raise DatasetError(file, place, "holds no images; leave the episode out.")
@@ -308,10 +321,8 @@ def _check_pictures(file: Path, place: str, array: RowArray) -> None:
             "width, 3) in uint8, or JPEG or PNG bytes of each frame.",
         )
     if not encoded:
-        try:
+        with naming_damage(file, place, "{reason}.", caught=(ValueError,)):
             require_pixels(shape[2], shape[1])
-        except ValueError as error:
-            raise DatasetError(file, place, f"{error}.") from None
 
 
 def _to_bytes(file: Path, place: str, pictures: np.ndarray) -> np.ndarray:

@@ -1,8 +1,7 @@
 """Imports topics with different rates as episodes with one rate.
 
 A bag is read twice: once for the times of its messages, which decide everything, and once for the
-messages in use. Only those are decoded, unless headers give the times. Memory holds the images of
-one episode and no more.
+messages in use. Memory holds the images of one episode and no more.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -54,11 +53,10 @@ class Bag(Protocol):
         ...
 
 
-def bag_format(
-    name: str,
-    recognises: Callable[[Path], bool],
-    open_bag: Callable[[Path], AbstractContextManager[Bag]],
-) -> RecordingFormat:
+OpenBag = Callable[[Path], AbstractContextManager[Bag]]
+
+
+def bag_format(name: str, recognises: Callable[[Path], bool], open_bag: OpenBag) -> RecordingFormat:
     """The format of recordings that `open_bag` opens; `open_bag` raises DatasetError if it
     cannot."""
     return RecordingFormat(
@@ -67,12 +65,10 @@ def bag_format(
 
 
 _LATEST = 2**63 - 2**61
-OpenBag = Callable[[Path], AbstractContextManager[Bag]]
 
 
 def _check(open_bag: OpenBag, path: Path, layout: ImportLayout) -> CheckedRecording:
-    """Looks for the topics; only the messages show how many episodes there are, and their
-    shapes."""
+    """Looks for the topics; only the messages show the episodes and their shapes."""
     with open_bag(path) as bag:
         resolved = _resolved(path, bag, layout)
     return CheckedRecording(1, dict.fromkeys([*resolved.columns, *resolved.cameras]))
@@ -85,15 +81,12 @@ def _episodes(
     with open_bag(path) as bag:
         layout = _resolved(path, bag, layout)
         times = _times(path, bag, layout)
-        try:
+        sentence = (
+            '{reason}; allow more with "silence" in the layout, set "gaps": "cut" in it to cut the '
+            "recording at gaps, or leave the recording out."
+        )
+        with naming_damage(path, "topics", sentence, caught=(ValueError,)):
             parts = align(times, layout.fps, layout.silence, layout.gaps)
-        except ValueError as error:
-            raise DatasetError(
-                path,
-                "topics",
-                f'{error}; allow more with "silence" in the layout, set "gaps": "cut" in it to cut '
-                "the recording at gaps, or leave the recording out.",
-            ) from None
         if not parts:
             raise DatasetError(
                 path,

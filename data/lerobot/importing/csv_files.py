@@ -12,25 +12,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 
-from data.errors import DatasetError, short
+from data.errors import DatasetError, naming_damage, short
 from data.files.names import is_within
-from data.lerobot.importing.arrays import (
-    check_rows,
-    described,
-    dim_names,
-    read_rows,
-    stretches,
-)
+from data.lerobot.importing.arrays import check_rows, described, pending, read_rows
 from data.lerobot.importing.layout import ImportLayout
 from data.lerobot.importing.recording import (
     CheckedRecording,
-    ImportedEpisode,
     PendingEpisode,
     RecordingFormat,
     instruction,
-    pending,
 )
 
 
@@ -86,11 +78,8 @@ def _recognises(path: Path) -> bool:
 def _check(path: Path, layout: ImportLayout) -> CheckedRecording:
     sheet = _read_sheet(path)
     resolved, arrays = _arrays(sheet, layout)
-    runs = _runs(sheet, layout)
-    for rows in runs:
-        _told(sheet, layout, rows)
     _pending(sheet, resolved, arrays)
-    return described(len(runs), resolved, arrays)
+    return described(len(_runs(sheet, layout)), resolved, arrays)
 
 
 @contextmanager
@@ -108,38 +97,22 @@ def _pending(
     """Episodes of the sheet, cut where their times have gaps; the layout has no patterns."""
     path, found, runs = sheet.path, list[PendingEpisode](), _runs(sheet, layout)
     for number, rows in enumerate(runs):
-        title, place = str(path), ""
-        if len(runs) > 1:
-            title, place = f"{path}, episode {number}", f"episode {number} "
-        read = partial(_read, sheet, place, layout, arrays, rows)
+        place = f"episode {number} " if len(runs) > 1 else ""
+        read = partial(read_rows, path, place, layout, arrays, rows, _told(sheet, layout, rows))
         times = sheet.numbers(layout.time)[rows] if layout.time else None
-        parts = None if times is None else stretches(path, place, times, layout)
-        found += pending(title, read, parts)
+        found += pending(path, place, layout, times, read)
     return found
 
 
-def _read(
-    sheet: _Sheet,
-    place: str,
-    layout: ImportLayout,
-    arrays: Mapping[str, Any],
-    rows: slice,
-    at: Int64[np.ndarray, " t"] | None,
-) -> ImportedEpisode:
-    columns, frames = read_rows(sheet.path, place, layout, arrays, rows, at)
-    return ImportedEpisode(columns, frames, _told(sheet, layout, rows), dim_names(layout))
-
-
 def _read_sheet(path: Path) -> _Sheet:
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = csv.reader(file, strict=True)
-            names = next(rows, [])
-            found = [row for row in rows if row]
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise DatasetError(
-            path, "file", f"is not a readable CSV file ({error}); write it as UTF-8 with commas."
-        ) from None
+    sentence = "is not a readable CSV file ({reason}); write it as UTF-8 with commas."
+    with (
+        naming_damage(path, "file", sentence, caught=(csv.Error, UnicodeDecodeError)),
+        path.open(newline="", encoding="utf-8-sig") as file,
+    ):
+        rows = csv.reader(file, strict=True)
+        names = next(rows, [])
+        found = [row for row in rows if row]
     if len(set(names)) != len(names) or not found:
         what = "no rows" if not found else "a column twice"
         raise DatasetError(path, "file", f"has {what}; its header is {short(names)}.")

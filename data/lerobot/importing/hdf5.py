@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from data.errors import DatasetError, short
+from data.errors import DatasetError, naming_damage, short
 from data.lerobot.importing.arrays import (
     check_rows,
     described,
-    dim_names,
+    pending,
     read_rows,
     stretches,
 )
@@ -32,7 +32,6 @@ from data.lerobot.importing.recording import (
     instruction,
     library,
     natural,
-    pending,
     require_alike,
 )
 
@@ -65,13 +64,11 @@ def _episodes(path: Path, layout: ImportLayout) -> Iterator[list[PendingEpisode]
     with _open(path) as root:
         found = list[PendingEpisode]()
         for name in _episode_names(path, root, layout):
-            read = partial(_read, path, root, name, layout)
-            title = f"{path}, {name}" if name else str(path)
-            parts = None
+            times = None
             if layout.time:
-                resolved, arrays, _ = _rows_of(path, root, name, layout)
-                parts = stretches(path, _place(name), arrays[layout.time][:], resolved)
-            found += pending(title, read, parts)
+                times = _rows_of(path, root, name, layout)[1][layout.time][:]
+            read = partial(_read, path, root, name, layout)
+            found += pending(path, _place(name), layout, times, read)
         yield found
 
 
@@ -95,15 +92,11 @@ def _read(
     layout: ImportLayout,
     rows: Int64[np.ndarray, " t"] | None,
 ) -> ImportedEpisode:
-    place = _place(name)
     resolved, arrays, count = _rows_of(path, root, name, layout)
-    try:
-        columns, frames = read_rows(path, place, resolved, arrays, slice(0, count), rows)
-    except OSError as error:
-        raise DatasetError(
-            path, place.strip() or "file", f"cannot be read ({error}); copy the file again."
-        ) from None
-    return ImportedEpisode(columns, frames, _told(path, root, name, layout), dim_names(layout))
+    whole, task = slice(0, count), _told(path, root, name, layout)
+    sentence = "cannot be read ({reason}); copy the file again."
+    with naming_damage(path, name or "file", sentence, caught=(OSError,)):
+        return read_rows(path, _place(name), resolved, arrays, whole, task, rows)
 
 
 def _place(name: str) -> str:
@@ -112,17 +105,12 @@ def _place(name: str) -> str:
 
 def _open(path: Path) -> Any:
     h5py = library("h5py", "An HDF5 file")
-    try:
+    sentence = (
+        "is not a readable HDF5 file ({reason}): it was cut off or is something else; copy it "
+        "again."
+    )
+    with naming_damage(path, "file", sentence, caught=(OSError,), kept=(FileNotFoundError,)):
         return h5py.File(path, "r")
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise DatasetError(
-            path,
-            "file",
-            f"is not a readable HDF5 file ({error}): it was cut off or is something else; copy it "
-            "again.",
-        ) from None
 
 
 def _episode_names(path: Path, root: Any, layout: ImportLayout) -> list[str]:

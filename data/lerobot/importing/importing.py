@@ -237,11 +237,7 @@ def _units(number: int, file: Path, size: int, first: int, count: int) -> Iterat
 def _notes_of(
     before: list[dict[str, Any]], file: Path, size: int, out: Path
 ) -> list[dict[str, Any]]:
-    """Removes the notes of this file's episodes from the front of `before`, and returns them.
-
-    Raises:
-      ValueError: the notes are of another file.
-    """
+    """Removes the notes of this file's episodes from the front of `before`, and returns them."""
     if before and (before[0]["file"], before[0]["bytes"]) != (str(file), size):
         raise ValueError(
             f"{out}: was started with {before[0]['file']} of {before[0]['bytes']} bytes, but now "

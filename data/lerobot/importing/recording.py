@@ -4,13 +4,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int64
 
 from data.errors import DatasetError
 from data.lerobot.importing.layout import ImportLayout, TaskSource
@@ -61,20 +59,6 @@ class RecordingFormat:
     recognises: Callable[[Path], bool]
     check: Callable[[Path, ImportLayout], CheckedRecording]
     episodes: Callable[[Path, ImportLayout], AbstractContextManager[Sequence[PendingEpisode]]]
-
-
-def pending(
-    title: str,
-    read: Callable[[Int64[np.ndarray, " t"] | None], ImportedEpisode],
-    stretches: Sequence[tuple[Int64[np.ndarray, " t"], float]] | None,
-) -> list[PendingEpisode]:
-    """One episode of all rows, or one for each of their stretches (with the seconds left out)."""
-    if stretches is None:
-        return [PendingEpisode(title, partial(read, None))]
-    return [
-        PendingEpisode(f"{title}, part {number}", partial(read, rows), left_out)
-        for number, (rows, left_out) in enumerate(stretches)
-    ]
 
 
 def require_alike(

@@ -17,13 +17,7 @@ from jaxtyping import Int64
 
 from data.errors import DatasetError, first_line, naming_damage, short
 from data.files.json_file import read_json
-from data.lerobot.importing.arrays import (
-    check_rows,
-    described,
-    dim_names,
-    read_rows,
-    stretches,
-)
+from data.lerobot.importing.arrays import check_rows, described, pending, read_rows
 from data.lerobot.importing.layout import ImportLayout
 from data.lerobot.importing.recording import (
     CheckedRecording,
@@ -32,7 +26,6 @@ from data.lerobot.importing.recording import (
     RecordingFormat,
     instruction,
     library,
-    pending,
 )
 
 _ENDS = "meta/episode_ends"
@@ -70,28 +63,17 @@ def _pending(
     for number, end in enumerate(ends.tolist()):
         rows, place = slice(begin, end), f"episode {number} "
         begin, read = end, partial(_read, path, place, layout, arrays, rows, text)
-        title = f"{path}, episode {number}"
-        parts = None
+        times = None
         if layout.time:
             with _reading(path, place):
                 times = np.asarray(arrays[layout.time][rows])
-            parts = stretches(path, place, times, layout)
-        found += pending(title, read, parts)
+        found += pending(path, place, layout, times, read)
     return found
 
 
-def _read(
-    path: Path,
-    place: str,
-    layout: ImportLayout,
-    arrays: Any,
-    rows: slice,
-    text: str,
-    at: Int64[np.ndarray, " t"] | None,
-) -> ImportedEpisode:
+def _read(path: Path, place: str, *rows: Any) -> ImportedEpisode:
     with _reading(path, place):
-        columns, frames = read_rows(path, place, layout, arrays, rows, at)
-    return ImportedEpisode(columns, frames, text, dim_names(layout))
+        return read_rows(path, place, *rows)
 
 
 def _reading(path: Path, place: str) -> AbstractContextManager[None]:

@@ -2,9 +2,8 @@
 (data/rlds reads them).
 
 A source is a column or camera under its name in the RLDS dataset: `action`, or `observation.image`.
-A LeRobot episode has one instruction: the first one of its steps that is not empty, even if
-instructions change within the episode. It comes from the field that the layout's task names, or
-from all fields with instructions.
+A LeRobot episode has one instruction: the first one of its steps that is not empty, from the field
+that the layout's task names, or from all fields with instructions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -120,8 +119,7 @@ def _opened(path: Path, fps: int) -> RldsDataset:
 
 
 def _resolved(path: Path, layout: ImportLayout) -> ImportLayout:
-    """The layout without patterns, which match numeric columns among columns and images among
-    cameras."""
+    """The layout without patterns, which match numeric columns or, among cameras, images."""
     if layout.time:
         raise DatasetError(
             "layout", "time", "is given, but RLDS has steps at a steady rate; leave it out."

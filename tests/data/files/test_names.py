@@ -351,9 +351,10 @@ def test_shard_files_and_columns_are_only_written_inside_their_folder(tmp_path: 
     dataset: Any = Stub("../../../../victim")
     folder, settings = LocalFolder(tmp_path / "a/b/c/store"), convert.Settings(8, "raw")
     folder.root.mkdir(parents=True)
+    making = convert.PartMaking(dataset, settings, folder)
     for part in convert.parts_of(dataset, settings):
         with pytest.raises(ValueError, match="is not the name of a file inside"):
-            convert.make_part(dataset, part, settings, folder)
+            making(part, lambda _: None)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
     assert not list(tmp_path.rglob("victim*"))
 

@@ -67,7 +67,7 @@ def test_a_row_whose_episode_lies_a_whole_integer_away_is_not_mixed_in(split):
 def test_a_stream_holds_one_file_at_a_time_and_all_of_it_in_order(split, episodes):
     dataset = open_dataset(split)
     blocks = list(dataset.stream(["action", "episode_index", "next.success"]))
-    assert len(blocks) == len(dataset.data_files) > 2
+    assert len(blocks) == dataset.metadata.num_data_files > 2
     numbers = np.concatenate([block["episode_index"] for block in blocks])
     assert numbers.tolist() == np.repeat(np.arange(len(LENGTHS)), LENGTHS).tolist()
     action = np.concatenate([block["action"] for block in blocks])

@@ -98,7 +98,7 @@ def test_episodes_begin_at_whole_frames(old, tmp_path):
 
 def test_files_end_at_the_limit_of_size(old, tmp_path):
     new = upgrade(old, tmp_path / "new", data_megabytes=0.001, video_megabytes=0.004)
-    assert len(new.data_files) > 2
+    assert new.metadata.num_data_files > 2
     assert len(list((tmp_path / f"new/videos/{WRIST}").rglob("*.mp4"))) > 1
     assert_same(new, open_dataset(old))
 
