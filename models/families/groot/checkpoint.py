@@ -97,7 +97,7 @@ def config(source: CheckpointSource, values: dict[str, Any]) -> GrootConfig:
     kinds, action_dim, _ = shapes["action_encoder/action/kernel"]
     _, state_dim, hidden = shapes["state_encoder/hidden/kernel"]
     depth, head_dim = shapes["language/layers/attention/q_norm/scale"]
-    q, k = (source.shapes[f"{LANGUAGE}model.layers.0.self_attn.{x}_proj.weight"] for x in "qk")
+    q, k = (source.shapes[f"{LANGUAGE}.model.layers.0.self_attn.{x}_proj.weight"] for x in "qk")
     return GrootConfig(
         vision=SiglipConfig(
             width=vision_width,
