@@ -18,6 +18,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from models.checkpoints.layout import exported
+from models.checkpoints.lerobot_pipeline import PREPROCESSOR, read_steps
 from models.checkpoints.rename import Rule, Table
 from models.checkpoints.safetensors_format import Entry, new_model, write_file
 from models.checkpoints.sources import CheckpointSource, open_safetensors
@@ -34,8 +35,6 @@ _EXPERT = "paligemma_with_expert.gemma_expert"
 _LAYER = f"{_EXPERT}.model.layers.{{l}}"
 _LANGUAGE = f"{_PALIGEMMA}.model.language_model"
 _VISION_HEADS = 16
-PREPROCESSOR = "policy_preprocessor.json"
-"""File with LeRobot's steps from an observation to the model's inputs."""
 
 _HEAD = f"{_PALIGEMMA}.lm_head.weight"
 _SHARED = (
@@ -289,9 +288,7 @@ def _is_earlier(file: Path, values: dict[str, Any]) -> bool | None:
 def _steps(file: Path) -> dict[str, dict[str, Any]]:
     """Steps of the preprocessor beside config.json, by name."""
     path = file.parent / PREPROCESSOR
-    listed = read_json(path).get("steps") if path.is_file() else []
-    if not isinstance(listed, list) or not all(isinstance(step, dict) for step in listed):
-        raise ValueError(f"{path} has no list of steps; copy or download it again.")
+    listed = read_steps(path) if path.is_file() else []
     return {str(step.get("registry_name")): step for step in listed}
 
 
