@@ -282,6 +282,25 @@ class Processes:
         self._ready.append(failed(i, self.spec, error, slot.goal))
 
 
+def open_tasks(
+    simulator: Path,
+    python: Path,
+    options: Mapping[str, Any],
+    remedy: str,
+    tasks: tuple[str, ...],
+    count: int,
+    size: int,
+    *,
+    patience: float = 60.0,
+) -> Processes:
+    """`Suite.open` for a simulator whose options are its `tasks`, the `size` of its pictures and
+    the given ones; other arguments and errors as `Processes`."""
+    options = {**options, "tasks": tasks, "size": size}
+    return Processes(
+        simulator, count, python=python, options=options, patience=patience, remedy=remedy
+    )
+
+
 @dataclass
 class _Slot:
     process: SimulatorProcess | None = None
