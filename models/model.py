@@ -434,23 +434,19 @@ class QuantizedTrainable:
 
 
 @dataclass(frozen=True)
-class Augmented:
+class Augmented(QuantizedTrainable):
     """A model to train: `loss` sees augmented pictures. To evaluate and sample, use `model` itself.
 
     `cameras`: names of the cameras of every embodiment, in order.
     """
 
-    model: "Model"
     config: AugmentConfig
     cameras: tuple[tuple[str, ...], ...]
 
-    def init(self, key: PRNGKeyArray) -> Any:
-        return init_params(self.model, key)
-
     def loss(
-        self, params: Any, batch: PackedBatch, key: PRNGKeyArray
+        self, params: Params, batch: PackedBatch, key: PRNGKeyArray
     ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        return self.model.loss(params, self._varied(batch, key), key)
+        return super().loss(params, self._varied(batch, key), key)
 
     @property
     def term_names(self) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ from models.layers.dropout import folded, sample_keys
 from models.layers.film import image_prompts
 from models.layers.functional import Functional, Params
 from models.layers.gemma import Cache, Modulations
-from models.layers.layers import Compute, Remat
+from models.layers.layers import Compute
 from models.layers.pipeline import staged
 from models.layers.qwen3 import Qwen, QwenConfig
 from models.layers.recomputation import with_remat
@@ -208,9 +208,7 @@ class GrootConfig(ModelConfig, family="groot"):
             Stack(dit.depth, dit.width, acting, 0),
         )
 
-    def recomputing(self, remat: Remat) -> "GrootConfig":
-        """The same config with this much of every stack's forward pass recomputed in backward."""
-        return with_remat(self, remat)
+    recomputing = with_remat
 
     @property
     def pipelined(self) -> tuple[int, ...]:
@@ -278,16 +276,6 @@ class Groot:
         error = (velocity - target) ** 2
         weight = batch.action_mask * batch.weight[..., None, None]
         return jnp.sum(error.mean(2) * weight), jnp.sum(weight)
-
-    def velocity(
-        self,
-        params: Params,
-        batch: PackedBatch,
-        noised: Float[Array, "r k c h a"],
-        time: Float[Array, "r k c"],
-    ) -> Float[Array, "r k c h a"]:
-        """Velocity of C noised chunks per sample at their own flow times, f32."""
-        return self.field(params, batch)(noised, time).velocity
 
     def observe(self, params: Params, batch: PackedBatch) -> Float[Array, "r p w"]:
         """The language model's features of the prefix, for `field`. Depends only on the parameters

@@ -42,7 +42,7 @@ from models.layers.gemma import (
     Modulations,
     Prefix,
 )
-from models.layers.layers import Compute, Remat, sincos_embedding
+from models.layers.layers import Compute, sincos_embedding
 from models.layers.pipeline import staged
 from models.layers.recomputation import with_remat
 from models.layers.siglip import Siglip, SiglipConfig
@@ -167,9 +167,7 @@ class PiConfig(ModelConfig, family="pi"):
             Stack(expert.depth, expert.width, acting, 0),
         )
 
-    def recomputing(self, remat: Remat) -> "PiConfig":
-        """The same config with this much of every stack's forward pass recomputed in backward."""
-        return with_remat(self, remat)
+    recomputing = with_remat
 
     @property
     def pipelined(self) -> tuple[int, ...]:
@@ -267,17 +265,6 @@ class Pi:
             means = targets.cross_entropies(hidden, modules.embedding[...], batch, kinds)
             terms |= {name: jnp.sum(mean * weight.sum((2, 3))) for name, mean in means.items()}
         return terms, jnp.sum(weight)
-
-    def velocity(
-        self,
-        params: Params,
-        batch: PackedBatch,
-        noised: Float[Array, "r k c h a"],
-        time: Float[Array, "r k c"] | Float[Array, "r k c h"],
-    ) -> Float[Array, "r k c h a"]:
-        """Velocity of C noised chunks per sample, f32, at a flow time for each chunk or for each of
-        its steps."""
-        return self.field(params, batch)(noised, time).velocity
 
     def observe(self, params: Params, batch: PackedBatch) -> Cache:
         """The language model's cache of the prefix, and of the subtask if the batch has one, for

@@ -32,7 +32,7 @@ from models.inputs.prompts import TASK_AND_STATE, TemplatePrompt
 from models.inputs.tokenizer import SentencePiece, TextTokenizer
 from models.layers.functional import Functional, Params
 from models.layers.gemma import GEMMA_2B, Cache, GemmaConfig, Prefix
-from models.layers.layers import Compute, Remat
+from models.layers.layers import Compute
 from models.layers.recomputation import with_remat
 from models.layers.siglip import Siglip, SiglipConfig
 from models.model import ModelConfig, Stack
@@ -142,10 +142,7 @@ class Pi0FastConfig(ModelConfig, family="pi0_fast"):
             Stack(language.depth, language.width, places, keys),
         )
 
-    def recomputing(self, remat: Remat) -> "Pi0FastConfig":
-        """The same config with this much of every stack's forward pass recomputed in backward."""
-        return with_remat(self, remat)
-
+    recomputing = with_remat
     quantizable: ClassVar[str] = r"^(vision/blocks|language/layers/(attention|mlp))/"
 
 
@@ -202,18 +199,6 @@ class Pi0Fast:
         means = targets.cross_entropies(hidden, modules.scorer, batch, kinds)
         weight = (batch.action_mask * batch.weight[..., None, None]).sum((2, 3))
         return jnp.sum(means["action_tokens"] * weight), jnp.sum(weight)
-
-    def predict_tokens(
-        self, params: Params, batch: PackedBatch, length: int, end: int
-    ) -> Int[Array, "r k length"]:
-        """The likeliest next tokens among all words, one by one, whether or not they spell a chunk;
-        all tokens after the first `end` are `end`."""
-        modules = self._modules.bind(params)
-        cache, last = modules.begun(batch)
-        return targets.greedy(
-            modules.language, modules.embedded, modules.scorer, cache,
-            slots=batch.state.shape[1], length=length, begin=last, end=end, gap=self._gap,
-        )  # fmt: skip
 
     def write(
         self, params: Params, batch: PackedBatch, noise: Float[Array, "r k h a"]

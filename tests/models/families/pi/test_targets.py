@@ -74,7 +74,7 @@ def loss_and_gradient(params, batch: PackedBatch):
 def read_and_act(params, batch: PackedBatch):
     """Last hidden states of the targets, and the velocity of one chunk."""
     noised = jnp.ones((*batch.actions.shape[:2], 1, 3, 4))
-    velocity = MODEL.velocity(params, batch, noised, jnp.full(noised.shape[:3], 0.5))
+    velocity = MODEL.field(params, batch)(noised, jnp.full(noised.shape[:3], 0.5)).velocity
     return MODEL._modules.bind(params).read(batch)[0], velocity
 
 
