@@ -102,6 +102,20 @@ def shardings(shapes: PyTree, rules: Rules, mesh: Mesh) -> PyTree:
     return jax.tree.unflatten(tree, placed)
 
 
+def placed(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Shape, dtype and sharding of an array or ShapeDtypeStruct; without a sharding, on this host's
+    first device."""
+    sharding = getattr(leaf, "sharding", None)
+    if not isinstance(sharding, jax.sharding.Sharding):
+        sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def named_leaves(tree: PyTree) -> dict[str, Any]:
+    """The leaves of a tree by their paths."""
+    return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
 def path_name(path: tuple[Any, ...]) -> str:
     """ "a/b/c" for a key path of `jax.tree_util`, whatever containers it passes through."""
     return jax.tree_util.keystr(path, simple=True, separator="/")

@@ -10,13 +10,15 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, TypeVar
 
 import rich.console
 import rich.progress
+from rich.progress import BarColumn, DownloadColumn, TransferSpeedColumn
 from rich.segment import Segment
 from rich.status import Status
 from rich.text import Text
@@ -116,6 +118,23 @@ def track(values: Iterable[Value], doing: str, *, console: Console) -> Iterator[
     """Yields the values and draws a bar that shows how many have been taken."""
     with Progress(console=console) as progress:
         yield from progress.track(values, description=doing)
+
+
+@contextmanager
+def byte_bar(doing: str, total: int, least: int = 0) -> Iterator[Callable[[int], None]]:
+    """Draws a bar of bytes on stderr, where a bar can be redrawn and if there are `least` in all;
+    gives a function that adds some."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+    )
+    hidden = not draws(console) or total < least
+    with Progress(*columns, console=console, disable=hidden, transient=True) as bar:
+        task = bar.add_task(doing, total=total)
+        yield lambda size: bar.advance(task, size)
 
 
 class _Harmless(logging.Filter):

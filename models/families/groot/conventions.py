@@ -54,11 +54,13 @@ def groot_policy(
     values = _config(root)
     if _is_lerobots(root, values):
         tag, acting = _lerobot(root, values)
-        _check_only(root, robot, tag)
+        if robot not in (None, tag):
+            raise ValueError(f"{root} acts only as '{tag}', not as '{robot}'; leave out the robot.")
     elif (root / METADATA).is_file() and (robot or modality or len(read_json(root / METADATA)) < 2):
         beside = root / MODALITY
         modality = beside if modality is None and beside.is_file() else modality
-        tag, acting = _nvidia(root / METADATA, robot, modality)
+        acting = _nvidia(root / METADATA, robot, modality)
+        tag = acting.name
     else:
         return config, None
     config = config.for_robots([tag])
@@ -81,7 +83,7 @@ def robots(path: Path) -> dict[str, Callable[[], Embodiment]]:
     if not file.is_file():
         return {}
     modality = beside if beside.is_file() else None
-    return {tag: partial(_nvidias_robot, file, tag, modality) for tag in read_json(file)}
+    return {tag: partial(_nvidia, file, tag, modality) for tag in read_json(file)}
 
 
 def released_processor(path: Path, config: GrootConfig) -> Processor:
@@ -128,11 +130,6 @@ def _is_lerobots(root: Path, values: dict[str, Any]) -> bool:
     return values.get("type") == "groot" and (root / PREPROCESSOR).is_file()
 
 
-def _check_only(root: Path, robot: str | None, tag: str) -> None:
-    if robot not in (None, tag):
-        raise ValueError(f"{root} acts only as '{tag}', not as '{robot}'; leave out the robot.")
-
-
 def _lerobot(root: Path, values: dict[str, Any]) -> tuple[str, Embodiment]:
     where = str(root / "config.json")
     features = section(values, "input_features", where)
@@ -176,7 +173,7 @@ def _lerobot(root: Path, values: dict[str, Any]) -> tuple[str, Embodiment]:
     return (tag if TAGS.get(tag) == row else str(row)), robot
 
 
-def _nvidia(file: Path, robot: str | None, modality: Path | None) -> tuple[str, Embodiment]:
+def _nvidia(file: Path, robot: str | None, modality: Path | None) -> Embodiment:
     known = read_json(file)
     tag = robot or (next(iter(known)) if len(known) == 1 else None)
     if tag is None or tag not in known:
@@ -201,7 +198,7 @@ def _nvidia(file: Path, robot: str | None, modality: Path | None) -> tuple[str, 
     parts, where = read_modality(modality), f"{file}: {tag}"
     _check_plain(section(told, "modalities", where), parts, where)
     statistics = section(told, "statistics", where)
-    return tag, Embodiment(
+    return Embodiment(
         tag,
         tuple(parts.video),
         _scales(statistics, "state", parts.state, _STILL_STATE, where),
@@ -213,10 +210,6 @@ def _nvidia(file: Path, robot: str | None, modality: Path | None) -> tuple[str, 
             DEFAULT,
         ),
     )
-
-
-def _nvidias_robot(file: Path, tag: str, modality: Path | None) -> Embodiment:
-    return _nvidia(file, tag, modality)[1]
 
 
 def _check_plain(modalities: dict[str, Any], parts: Modality, where: str) -> None:
