@@ -6,8 +6,9 @@ each goal is achieved. Blocks lie in bands far enough apart that the gripper can
 touching another, and distractors lie off the paths of all experts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import permutations
 
 import jax.numpy as jnp
@@ -142,26 +143,19 @@ def _slid(physics: Physics, start: Start) -> Bool[Array, "6"]:
     return jnp.stack((out > 0.9 * DRAWER_TRAVEL, out < 0.1 * DRAWER_TRAVEL), 1).ravel()
 
 
-def _worded(*wordings: str) -> tuple[tuple[str, ...], ...]:
-    return tuple(tuple(w.format(colour=c) for w in wordings) for c in COLOURS)
+def _filled(goals: Sequence[dict[str, str]], *wordings: str) -> tuple[tuple[str, ...], ...]:
+    """The wordings of each goal, with its names filled in."""
+    return tuple(tuple(wording.format(**names) for wording in wordings) for names in goals)
 
 
-def _directed(*wordings: str) -> tuple[tuple[str, ...], ...]:
-    return tuple(
-        tuple(w.format(colour=c, direction=d) for w in wordings)
-        for c in COLOURS
-        for d in DIRECTIONS
-    )
-
-
-def _paired(*wordings: str) -> tuple[tuple[str, ...], ...]:
-    return tuple(
-        tuple(w.format(upper=COLOURS[a], lower=COLOURS[b]) for w in wordings) for a, b in PAIRS
-    )
+_COLOURED = [{"colour": c} for c in COLOURS]
+_worded = partial(_filled, _COLOURED)
+_directed = partial(_filled, [{**c, "direction": d} for c in _COLOURED for d in DIRECTIONS])
+_paired = partial(_filled, [{"upper": COLOURS[a], "lower": COLOURS[b]} for a, b in PAIRS])
 
 
 def _opened_or_closed(*verbs: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    return tuple(tuple(w.format(colour=c) for w in wordings) for c in COLOURS for wordings in verbs)
+    return tuple(_filled([names], *verb)[0] for names in _COLOURED for verb in verbs)
 
 
 TASKS = {
