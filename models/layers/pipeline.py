@@ -50,14 +50,10 @@ class Pipeline:
         return Pipeline(self.microbatches or stages, self.repeats)
 
     def bubble(self, stages: int) -> float:
-        """Share of the time in which a stage has nothing to do."""
-        return bubble(stages, self.on(stages).microbatches, self.repeats)
-
-
-def bubble(stages: int, microbatches: int, repeats: int = 1) -> float:
-    """Share of a pipeline's microbatches · repeats + stages − 1 ticks in which a stage has nothing
-    to do: the last stage waits at the beginning, the first at the end."""
-    return (stages - 1) / (microbatches * repeats + stages - 1)
+        """Share of microbatches · repeats + stages − 1 ticks in which a stage has nothing to do:
+        the last stage waits at the beginning, the first at the end."""
+        waiting = stages - 1
+        return waiting / (self.on(stages).microbatches * self.repeats + waiting)
 
 
 def check_pipeline(pipeline: Pipeline, stages: int, depth: int, rows: int, row_shards: int) -> None:

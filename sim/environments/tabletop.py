@@ -100,7 +100,7 @@ class Tabletop(GroupedEnv):
         return np.asarray(self._show(flat, size=size)).reshape(*lead, size, size, 3)
 
     def pure_physics_step(self, now: Physics, actions: Float[Array, "n 4"]) -> Physics:
-        return physics.step(self.bodies, self.impl)(now, actions)
+        return physics.step(self.bodies, self.impl, now, actions)
 
     def physics_step(self, now: Physics, actions: Float[Array, "n 4"]) -> Physics:
         return physics.compiled_step(self.bodies, self.impl)(now, actions)

@@ -53,21 +53,27 @@ class Task:
     bodies: Bodies = field(default_factory=Bodies)
 
 
+def shuffled(bands: tuple[float, ...], draw: Float[Array, ""]) -> Float[Array, "3"]:
+    """The bands in one of their orders, for a draw in [0, 1)."""
+    orders = jnp.array(list(permutations(bands)))
+    return orders[jnp.int32(draw * len(orders))]
+
+
 def _in_columns(draws: Float[Array, "7"]) -> Float[Array, "3 2"]:
     """Positions side by side, so that the fingers, which close along x, have room."""
-    x = _shuffled((-0.12, 0.0, 0.12), draws[0]) + 0.04 * (draws[1:4] - 0.5)
+    x = shuffled((-0.12, 0.0, 0.12), draws[0]) + 0.04 * (draws[1:4] - 0.5)
     return jnp.stack((x, -0.10 + 0.24 * draws[4:]), 1)
 
 
 def _in_rows(draws: Float[Array, "7"]) -> Float[Array, "3 2"]:
     """Positions one behind another, so that a block can slide along x."""
-    y = _shuffled((-0.08, 0.02, 0.12), draws[0]) + 0.03 * (draws[1:4] - 0.5)
+    y = shuffled((-0.08, 0.02, 0.12), draws[0]) + 0.03 * (draws[1:4] - 0.5)
     return jnp.stack((-0.07 + 0.14 * draws[4:], y), 1)
 
 
 def _drawn(draws: Float[Array, "7"]) -> Start:
     """Drawers in any order, each about half open, so that it can be opened or closed."""
-    x = _shuffled((-DRAWER_PITCH, 0.0, DRAWER_PITCH), draws[0])
+    x = shuffled((-DRAWER_PITCH, 0.0, DRAWER_PITCH), draws[0])
     return jnp.stack((x, 0.03 + 0.04 * draws[1:4]), 1)
 
 
@@ -95,11 +101,6 @@ def _turned(
     x: Float[Array, "3"], y: Float[Array, "3"], draws: Float[Array, "3 3"]
 ) -> Float[Array, "3 3"]:
     return jnp.stack((x, y, jnp.pi / 2 * draws[:, 2]), 1)
-
-
-def _shuffled(bands: tuple[float, ...], draw: Float[Array, ""]) -> Float[Array, "3"]:
-    orders = jnp.array(list(permutations(bands)))
-    return orders[jnp.int32(draw * len(orders))]
 
 
 def _reached(physics: Physics, start: Start) -> Bool[Array, "3"]:
