@@ -1,10 +1,9 @@
 """Sharding of arrays over the mesh: parameters by a table of path patterns, activations where a
 model says so.
 
-A parameter's path ("encoder/3/mlp/up/kernel") must match exactly one pattern. A new layer that was
-forgotten, or a pattern that is too wide, stops the run instead of silently replicating. Axes have
-the field's names (data, fsdp, tensor, context, stage). A model that runs without a mesh, or on a
-mesh that lacks an axis, computes the same on one device.
+A parameter's path ("encoder/3/mlp/up/kernel") must match exactly one pattern, so that a new layer
+that was forgotten stops the run instead of silently being replicated. A model that runs without a
+mesh, or on a mesh that lacks an axis, computes the same on one device.
 """
 
 import math

@@ -1,8 +1,8 @@
 """Attention block by block: each block of queries visits only the blocks of keys it may see.
 
 Softmax is accumulated online (FlashAttention, arXiv 2205.14135) and backward recomputes the weights
-from the log-sum-exp. Memory is therefore linear in the row, and time follows the sum of the squared
-segment lengths, whatever the order of the segments. Plain XLA, for every backend.
+from the log-sum-exp, so memory is linear in the row and time follows the sum of the squared segment
+lengths, in any order. Plain XLA, for every backend.
 """
 
 from typing import Any, NamedTuple

@@ -1,8 +1,7 @@
-"""A folder of a bucket, or of any other file system that fsspec knows. Files are listed, read and
+"""A folder of a bucket, or of any other file system that fsspec knows: files are listed, read and
 written one by one, and errors are sentences.
 
-Nothing is cached here. Names that a storage lists may come from anyone, so a name that leads out of
-the folder is refused.
+Nothing is cached here. A listed name that leads out of the folder is refused.
 """
 
 import re

@@ -1,7 +1,7 @@
 r"""Terminal output of every command: rich's console and bars, logs and tracebacks.
 
-Names, instructions and messages come from datasets, checkpoints and clients. Nothing in them is
-read as rich's markup. Their control characters, which could move the cursor, rename the window or
+Names, instructions and messages come from datasets, checkpoints and clients: nothing in them is
+read as rich's markup, and control characters, which could move the cursor, rename the window or
 fill the clipboard, are shown as `\x1b`.
 """
 

@@ -1,10 +1,9 @@
 """Gemma-style transformers of a VLA: the language model reads the prefix, and the action expert
 reads its keys.
 
-In π0 and π0.5 the prefix never attends to the suffix, so the two experts need not run side by side,
-layer by layer. The prefix runs once and leaves its keys and values, and any number of action chunks
-attend to them by `merge`. Training and sampling are then the same program, and the last prefix
-layer computes only what is read: its keys and values.
+In π0 and π0.5 the prefix never attends to the suffix, so it runs once and leaves its keys and
+values, to which any number of action chunks attend by `merge`. Training and sampling are then the
+same program, and the last prefix layer computes only its keys and values.
 """
 
 from dataclasses import dataclass

@@ -3,8 +3,7 @@ micro-batches of rows pass from stage to stage, so that no stage waits for a who
 
 GPipe's schedule (arXiv 1811.06965) is one loop that every stage runs, differentiated by JAX. With
 repeats, a micro-batch goes around the stages several times, which shortens the wait at both ends
-(Megatron-LM's interleaved stages, arXiv 2104.04473). Everything along the other axes of the mesh
-stays unchanged.
+(Megatron-LM's interleaved stages, arXiv 2104.04473).
 """
 
 import math

@@ -1,10 +1,9 @@
 """Bodies on the tabletop: a gripper on three slides with two fingers, and three blocks or a cabinet
 with three drawers, optionally with distractors; their MJCF, and their boxes for a camera.
 
-Contacts are an explicit list of pairs (a task's objects with the fingers or the table), of which
+Contacts are an explicit list of pairs, without blocks among themselves unless a scene needs them;
 only the nearest are solved, and Newton's method takes one iteration. On CPUs, this is ten times
-faster than MuJoCo's defaults. For the same reason, scenes omit contacts between blocks unless they
-need them.
+faster than MuJoCo's defaults.
 """
 
 from dataclasses import dataclass

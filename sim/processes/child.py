@@ -2,8 +2,7 @@
 
 `sim.processes.processes` runs it as `python sim/processes/child.py SIMULATOR.py OPTIONS
 [LIFELINE]`, often with another Python than ours, so it needs only the standard library (3.10) and
-numpy. The simulator's output goes to stderr. Its file has a class `Simulator(**options)` with the
-methods of the protocol below.
+numpy. The simulator's output goes to stderr.
 """
 
 import sys

@@ -1,9 +1,8 @@
 """Slots with one simulator process each: a simulator that crashes, hangs or sends invalid messages
 affects only its own episode and is replaced.
 
-The processes may use another Python with other versions than ours (`sim.processes.interpreters`),
-and run in parallel, also while the policy computes. `sim.processes.child` runs in them. The parent
-never waits for one of them in particular.
+The processes (`sim.processes.child`) may use another Python (`sim.processes.interpreters`), and run
+in parallel, also while the policy computes; the parent never waits for one in particular.
 """
 
 import json

@@ -1,9 +1,8 @@
 """One HTML file with the results of a run: success compared with its controls, videos, training and
 time.
 
-It needs no network, no script and no second file, so it can be mailed and will still open in ten
-years. It follows the reader's light or dark theme. All text from users (prompts, names,
-configuration) is escaped.
+It needs no network, no script and no second file, and follows the reader's light or dark theme. All
+text from users (prompts, names, configuration) is escaped.
 """
 
 import math

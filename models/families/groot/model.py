@@ -1,10 +1,9 @@
 """GR00T-N1.5 (arXiv 2503.14734): a vision-language model, an adapter over its features, and a
 flow-matching transformer with encoders and decoders of each embodiment's own.
 
-The released model and its PyTorch port, on packed rows: a sample costs only the views and tokens it
-has, nothing attends to padding, and what the actions read of the observation is computed once. The
-release trains its adapter and transformer with a dropout of 0.2; here it is optional. The release's
-flow time runs from noise at 0 to data at 1; only `time_bucket` reverses it.
+The released model on packed rows: a sample costs only the views and tokens it has, nothing attends
+to padding, and what the actions read of the observation is computed once. The release's flow time
+runs from noise at 0 to data at 1; only `time_bucket` reverses it.
 """
 
 import math

@@ -1,9 +1,7 @@
 """LeRobot's ports of π0 and π0.5, and openpi's own PyTorch files, which lack the leading `model.`.
 
-Names are those of Hugging Face's PaliGemma and Gemma with PyTorch's layouts ([out, in], heads
-merged), one tensor per layer. Up to LeRobot 0.4.4 the embedding is tied to `lm_head`, and only that
-name is saved. LeRobot 0.6.1 saves both, trains the embedding and no longer ties them, so the
-embedding is read.
+Names are those of Hugging Face's PaliGemma and Gemma. Up to LeRobot 0.4.4 the embedding is tied to
+`lm_head`, the only name saved; LeRobot 0.6.1 saves and unties both, and the embedding is read.
 """
 
 import json

@@ -2,8 +2,8 @@
 itself, one FAST token after the other.
 
 Pictures and prompt are a prefix with bidirectional attention, the written tokens are causal, and
-the loss is their cross-entropy. Layers and packed rows are those of π0; sampling reads the prefix
-once and keeps every token's keys and values. Checked against openpi's `Pi0FAST`.
+the loss is their cross-entropy. Sampling reads the prefix once and keeps every token's keys and
+values.
 """
 
 from collections.abc import Sequence
