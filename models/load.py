@@ -5,8 +5,8 @@ The kind is found from the files and the sizes from the arrays' shapes. Argument
 the files nor the shapes show.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from models.inputs.processor import Processor
 from models.inputs.tokenizer import SentencePiece
 from models.layers import stack
 from models.layers.float8.fp8 import HISTORY_LEAF
-from models.layers.layers import Lora
 from models.layers.quantized import (
     Kernel,
     Kind,
@@ -40,7 +39,15 @@ from models.layers.quantized import (
     quantize_kernel,
     shape_of,
 )
-from models.model import STACKED, Model, ModelConfig, build_model, quantize_params, rules_of
+from models.model import (
+    STACKED,
+    Model,
+    ModelConfig,
+    adapters,
+    build_model,
+    quantize_params,
+    rules_of,
+)
 from models.policy import Policy
 from models.sharding import shardings
 
@@ -262,24 +269,14 @@ def _check_bits(path: Path, found: ModelConfig, wanted: ModelConfig) -> None:
 def _check_adapters(path: Path, found: ModelConfig, wanted: ModelConfig) -> None:
     """Raises ValueError if a checkpoint's adapters have another rank or alpha than those asked
     for."""
-    asked = dict(_adapters(wanted, "model"))
-    for field, held in _adapters(found, "model"):
+    asked = dict(adapters(wanted))
+    for field, held in adapters(found):
         if asked.get(field, held) != held:
             raise ValueError(
                 f"{path} has adapters of rank {held.rank} and alpha {held.alpha} ({field}), but "
                 f"rank {asked[field].rank} and alpha {asked[field].alpha} were asked for, which "
                 "would change what they compute; ask for the same."
             )
-
-
-def _adapters(config: Any, at: str) -> Iterator[tuple[str, Lora]]:
-    """Adapters in a config, each with its field."""
-    for field in fields(config) if is_dataclass(config) else ():
-        value, name = getattr(config, field.name), f"{at}.{field.name}"
-        if isinstance(value, Lora):
-            yield name, value
-        else:
-            yield from _adapters(value, name)
 
 
 def _unquantised(leaf: Kernel) -> jax.ShapeDtypeStruct:

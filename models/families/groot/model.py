@@ -187,7 +187,6 @@ class GrootConfig(ModelConfig, family="groot"):
 
     @property
     def tokens_per_image(self) -> int:
-        """Places that one view fills."""
         return self.vision.tokens(self.image_size)
 
     def build(self) -> "Groot":
@@ -214,11 +213,6 @@ class GrootConfig(ModelConfig, family="groot"):
         """Depths of the stacks that stages share; the transformer's is in pairs of layers."""
         return self.language.depth, self.adapter.depth, self.dit.depth // 2
 
-    @property
-    def adapted(self) -> bool:
-        stacks = (self.vision, self.language, self.adapter, self.dit)
-        return any(stack.lora is not None for stack in stacks)
-
     state_input = "suffix"
     acting: ClassVar[tuple[str, ...]] = ("padding",)
     own_inputs: ClassVar[str] = "models.families.groot.inputs:groot_batch"
@@ -236,26 +230,21 @@ class Groot:
     config: GrootConfig
 
     stacked = r"^(vision/blocks|language/layers|adapter/blocks|dit/(cross|self)_blocks)/"
-    """A regex that matches the paths of the parameters of stacks, see `models.layers.stack`."""
+    groups: ClassVar[dict[str, str]] = {
+        "vision": "vision",
+        "language": "embedding|language",
+        "action": "adapter|dit|state_|action_|future_tokens|positions",
+        "visual": "vision",
+        "llm": "embedding|language",
+        "projector": "state_|action_|positions",
+        "diffusion_model": "dit",
+    }
 
     @property
     def sharding_rules(self) -> Rules:
         return SHARDING_RULES
 
-    @property
-    def groups(self) -> dict[str, str]:
-        return {
-            "vision": "vision",
-            "language": "embedding|language",
-            "action": "adapter|dit|state_|action_|future_tokens|positions",
-            "visual": "vision",
-            "llm": "embedding|language",
-            "projector": "state_|action_|positions",
-            "diffusion_model": "dit",
-        }
-
     def init(self, key: PRNGKeyArray) -> Params:
-        """Random parameters, f32, as a nested dict."""
         return self._modules.init(key)
 
     def loss(
@@ -282,7 +271,6 @@ class Groot:
         return self._modules.bind(params).features(deal(batch))
 
     observing = r"^(vision|embedding|language)(/|$)"
-    """A regex that matches (`re.search`) the paths of the parameters that `observe` reads."""
 
     def field(
         self,
@@ -301,7 +289,6 @@ class Groot:
 
     @property
     def feature_width(self) -> int:
-        """Width of the field's features."""
         return self.config.hidden
 
     def sample_actions(

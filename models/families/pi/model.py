@@ -143,12 +143,6 @@ class PiConfig(ModelConfig, family="pi"):
         return {name: weight for name, weight in weights.items() if weight}
 
     @property
-    def adapted(self) -> bool:
-        stacks = (self.language, self.expert)
-        decoders = any(stack.attention_lora or stack.mlp_lora for stack in stacks)
-        return decoders or self.vision.lora is not None
-
-    @property
     def tokens_per_image(self) -> int:
         return self.vision.tokens(self.image_size)
 
@@ -184,22 +178,17 @@ class Pi:
     config: PiConfig
 
     stacked = r"^(vision/blocks|(language|expert)/layers)/"
-    """A regex that matches the paths of the parameters of stacks, see `models.layers.stack`."""
+    groups: ClassVar[dict[str, str]] = {
+        "vision": "vision",
+        "language": "embedding|language|state_in",
+        "action": "expert|action|time",
+    }
 
     @property
     def sharding_rules(self) -> Rules:
         return SHARDING_RULES
 
-    @property
-    def groups(self) -> dict[str, str]:
-        return {
-            "vision": "vision",
-            "language": "embedding|language|state_in",
-            "action": "expert|action|time",
-        }
-
     def init(self, key: PRNGKeyArray) -> Params:
-        """Random parameters, f32, as a nested dict."""
         return self._modules.init(key)
 
     def loss(
@@ -273,7 +262,6 @@ class Pi:
 
     @property
     def observing(self) -> str:
-        """A regex that matches (`re.search`) the paths of the parameters that `observe` reads."""
         state = "|state_in" if self.config.state_input == "token" else ""
         return rf"^(vision|embedding|language{state})(/|$)"
 
@@ -287,7 +275,6 @@ class Pi:
 
     @property
     def feature_width(self) -> int:
-        """Width of the field's features."""
         return self.config.expert.width
 
     def predict_text(

@@ -123,11 +123,6 @@ class Pi0FastConfig(ModelConfig, family="pi0_fast"):
     def cross_entropies(self) -> dict[str, float]:
         return {"action_tokens": 1.0}
 
-    @property
-    def adapted(self) -> bool:
-        language, vision = self.language, self.vision
-        return bool(language.attention_lora or language.mlp_lora or vision.lora)
-
     def build(self) -> "Pi0Fast":
         return Pi0Fast(self)
 
@@ -160,7 +155,6 @@ class Pi0Fast:
     groups: ClassVar[dict[str, str]] = {"vision": "vision", "language": "embedding|head|language"}
 
     stacked = r"^(vision/blocks|language/layers)/"
-    """A regex that matches the paths of the parameters of stacks, see `models.layers.stack`."""
 
     @property
     def sharding_rules(self) -> Rules:
@@ -181,7 +175,6 @@ class Pi0Fast:
         return replace(self, grammar=grammar, top=tokens.top, opening=before)
 
     def init(self, key: PRNGKeyArray) -> Params:
-        """Random parameters, f32, as a nested dict."""
         return self._modules.init(key)
 
     def loss(
