@@ -255,8 +255,7 @@ def inspect_params(path: Path) -> CheckpointInfo:
 
 
 def _check_bits(path: Path, found: ModelConfig, wanted: ModelConfig) -> None:
-    """Raises ValueError if a checkpoint's kernels are quantised, but in another way than was asked
-    for."""
+    """Raises ValueError if kernels are quantised, but in another way than was asked for."""
     held, asked = ((c.compute.quantized, c.compute.quantized_kind) for c in (found, wanted))
     if held[0] and held != asked:
         now = f"--model.compute.quantized {asked[0]!r} in {asked[1]}" if asked[0] else "f32"
@@ -267,8 +266,7 @@ def _check_bits(path: Path, found: ModelConfig, wanted: ModelConfig) -> None:
 
 
 def _check_adapters(path: Path, found: ModelConfig, wanted: ModelConfig) -> None:
-    """Raises ValueError if a checkpoint's adapters have another rank or alpha than those asked
-    for."""
+    """Raises ValueError if adapters have another rank or alpha than those asked for."""
     asked = dict(adapters(wanted))
     for field, held in adapters(found):
         if asked.get(field, held) != held:

@@ -181,7 +181,6 @@ def _acted(
 
 
 def _episode(run: EpisodeRun, spec: Spec) -> Episode:
-    """Result of a run."""
     actions = np.concatenate(run.actions)[: run.length]
     bends = np.abs(np.diff(actions.astype(np.float64), n=2, axis=0))
     return Episode(

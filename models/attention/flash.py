@@ -249,8 +249,7 @@ def _pair(tiles: _Tiles, query: Any, key: Any, masks: Any, at: Any) -> tuple[Arr
 
 
 def _logits(tiles: _Tiles, q: Array, k: Array, masks: Any, at: Any) -> Array:
-    """Scaled logits of a pair of tiles, `MASKED` where the key is hidden; `at` slices the masks of
-    queries and of keys."""
+    """Scaled logits of a pair of tiles, `MASKED` where hidden; `at` slices the masks of both."""
     q_segment, q_position, kv_segment, kv_position = masks
     mine, theirs = q_segment[at[0]][:, None], kv_segment[at[1]][None, :]
     seen = (mine == theirs) & (mine != 0)

@@ -157,7 +157,6 @@ def _copy(arrays: _Arrays, here: Any) -> None:
 
 
 def _attend(arrays: _Arrays, here: Any, group: Array, out_ref: Any, lse_ref: Any) -> None:
-    """Attention of a warpgroup's queries."""
     row, masks, tile, count = _at(arrays)
     q, q_mask, weights = (x.at[group] for x in (here.q, here.q_mask, here.weights))
     for array, buffer in ((arrays.q.at[row], q), (arrays.q_mask.at[masks], q_mask)):

@@ -158,8 +158,7 @@ def _ring(kernel: Kernel, q, k, v, q_segment, kv_segment, q_position, kv_positio
 def _ring_gradients(
     kernel: Kernel, q, k, v, q_segment, kv_segment, q_position, kv_position, d_out, lse, shift
 ) -> tuple[Array, Array, Array]:
-    """Keys go round as in `_ring`; the sums of their gradients follow them until they are back on
-    their own devices."""
+    """Gradients as in `_ring`; the sums for keys follow these until back on their own devices."""
 
     def attend(sums: Any, keys: Any) -> Any:
         k, v, kv_segment, kv_position = keys

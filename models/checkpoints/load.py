@@ -125,8 +125,7 @@ class _Shard(NamedTuple):
 
 
 class _Room:
-    """Lets threads reserve bytes of memory up to a limit; a thread that is alone may reserve
-    more."""
+    """Lets threads reserve bytes of memory up to a limit; one that is alone may reserve more."""
 
     def __init__(self, limit: int) -> None:
         self._free, self._limit, self._taken = threading.Condition(), limit, 0

@@ -275,8 +275,7 @@ def _dealt(z: Array, stages: int, repeats: int, back: bool = False) -> Array:
 
 
 def _permuted(z: Array, stages: int, repeats: int, back: bool) -> Array:
-    """Permutes in as many rounds as there are repeats; in each, every stage sends one block and
-    receives one."""
+    """Permutes in a round for each repeat; in each, every stage sends and receives one block."""
     stage, together = jax.lax.axis_index("stage"), math.gcd(stages, repeats)
     out = jnp.zeros_like(z)
     for turn in range(repeats):

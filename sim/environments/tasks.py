@@ -116,8 +116,7 @@ def _lifted(physics: Physics, start: Start) -> Bool[Array, "3"]:
 
 
 def _pushed(physics: Physics, start: Start) -> Bool[Array, "6"]:
-    """The block moved 5 cm in the direction, less than 3 cm sideways, and no other block moved 2
-    cm."""
+    """The block moved 5 cm in the direction, under 3 cm sideways, and no other block 2 cm."""
     moved = blocks(physics.position)[:, :2] - start
     still = jnp.linalg.norm(moved, axis=-1) < 0.02
     alone = still[jnp.array(((1, 2), (0, 2), (0, 1)))].all(1)

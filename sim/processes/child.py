@@ -217,8 +217,7 @@ def _check(what: str, array: np.ndarray, shape: tuple[int, ...], dtype: type | N
 
 
 def _load(script: Path) -> Callable[..., Simulator]:
-    """The class `Simulator` in a file. The files beside it can be imported, but do not hide
-    installed packages."""
+    """The class `Simulator` in a file; installed packages come before the files beside it."""
     sys.path.append(str(script.resolve().parent))
     found = importlib.util.spec_from_file_location("chiliad_simulator", script)
     if found is None or found.loader is None or not script.is_file():

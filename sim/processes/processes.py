@@ -198,8 +198,7 @@ class Processes:
             self._selector.register(process.requests, selectors.EVENT_WRITE, i)
 
     def _wait(self, until: float) -> bool:
-        """Waits for an event, at most until `until` or until a slot counts as hung; True if `wake`
-        was called."""
+        """Waits for an event until `until`, or until a slot hangs; True if `wake` was called."""
         woken = False
         working = [s.process.deadline for s in self._slots if s.process and s.working]
         wait = min([until, *working]) - time.monotonic()

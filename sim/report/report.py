@@ -134,8 +134,7 @@ def _video(clip: Clip, episode: Episode, fps: int, report: Report) -> str:
 
 
 def _outcome(e: Episode) -> tuple[bool | None, str]:
-    """True if the robot did what it was told, None if that is not measured, and the outcome in
-    words."""
+    """True if the robot did as told, None if that is not measured, and the outcome in words."""
     if e.goal == e.named_goal:
         return e.success, "success" if e.success else "failure"
     if e.named_achieved:

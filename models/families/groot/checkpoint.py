@@ -195,8 +195,7 @@ def write(policy: Policy, target: Path) -> None:
 
 
 def _checked(policy: Policy) -> list[str]:
-    """Names of the cameras in modality.json, for a policy whose inputs NVIDIA's code would prepare
-    as we do."""
+    """Names of cameras in modality.json, for a policy whose inputs NVIDIA's code prepares alike."""
     if policy.processor is None:
         return []
     _, robot = eagle_robot(policy, "NVIDIA")

@@ -372,8 +372,7 @@ class _Modules(nnx.Module):
         return self.language(x, batch.prefix_segment, batch.prefix_position)
 
     def _prompts(self, batch: PackedBatch, text: Float[Array, "r t w"]) -> Float[Array, "b w"]:
-        """Each picture's prompt, scaled as in π: this embedding is initialised with variance
-        1/w."""
+        """Each picture's prompt, scaled as in π: this embedding begins with variance 1/w."""
         return image_prompts(batch, text * text.shape[-1] ** 0.5, self.config.tokens_per_image)
 
     def observe(
@@ -403,8 +402,7 @@ class _Modules(nnx.Module):
         return _Observed(cache, self.state_encoder(state, batch.embodiment))
 
     def ahead(self, time: Float[Array, " s"]) -> Modulations | None:
-        """Modulations at flow times; None on a mesh with stages, whose layers are given what they
-        read by rows."""
+        """Modulations at flow times; None with stages, whose layers get what they read by rows."""
         return None if axis_size("stage") > 1 else self.dit.modulations(time_bucket(time))
 
     def act(

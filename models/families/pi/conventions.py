@@ -164,7 +164,6 @@ def _lerobots(config: Any, found: lerobot.LerobotConfig, padded: bool, dark: boo
 
 
 def _openpis(config: Any, row: Released | None, padded: bool = False) -> Processor:
-    """openpi's preparation."""
     own = _familys(config)
     limit = (row.text if row else None) or _TEXT_LIMITS[_family(config)]
     fast = _family(config) == "pi0_fast"
@@ -306,7 +305,6 @@ def _in_model_units(cameras: tuple[str, ...], states: int, actions: int) -> Embo
 
 
 def _finished(robot: Embodiment, relative: tuple[int, ...]) -> Embodiment:
-    """The robot with its relative dims."""
     dims = min(len(robot.state.offset), len(robot.actions.offset))
     wrong = [d for d in relative if not 0 <= d < dims]
     if wrong:

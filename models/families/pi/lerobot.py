@@ -246,8 +246,7 @@ def _dim(features: dict[str, Any], name: str, where: str) -> int | None:
 
 
 def _relative(file: Path, values: dict[str, Any], dims: int) -> tuple[int, ...]:
-    """Action dims that LeRobot measures relative to the state, from the step of its preprocessor
-    that does so, or else from config.json."""
+    """Action dims relative to the state, by the preprocessor's step or else by config.json."""
     if step := _steps(file).get("relative_actions_processor"):
         told = section(step, "config", str(file.parent / PREPROCESSOR))
         used, excluded, names = (told.get(x) for x in ("enabled", "exclude_joints", "action_names"))
