@@ -168,9 +168,9 @@ def begin_from(path: Path, model: Model, like: PyTree, seed: int) -> PyTree:
     if found.source is None:
         _check_adapters(path, found.config, model.config)
     wanted = flatten_dict(like, sep="/")
-    held = {path for path in wanted if not _is_fresh(path)}
-    if found.config.adapted:
-        held |= {path for path in wanted if "/lora_" in path}
+    held = {path for path in wanted if not path.endswith(HISTORY_LEAF)}
+    if not found.config.adapted:
+        held = {path for path in held if "/lora_" not in path}
     loaded = load_params(path, unflatten_dict({p: wanted[p] for p in held}, sep="/"), found)
     fresh = sorted(set(wanted) - held)
     if not fresh:
@@ -311,10 +311,6 @@ def _chosen(path: Path, found: CheckpointInfo, robot: str | None) -> int:
     return names.index(robot)
 
 
-def _is_fresh(path: str) -> bool:
-    return "/lora_" in path or path.endswith(HISTORY_LEAF)
-
-
 def _from_own(path: Path) -> CheckpointInfo:
     told = own.read_json(path, "config"), own.read_json(path, "assets")
     if not all(isinstance(values, dict) for values in told) or not isinstance(
@@ -372,8 +368,10 @@ def trained_preparation(
 def derived(begun: Processor, config: ModelConfig, robots: Sequence[Embodiment]) -> Processor:
     """The preparation of a policy to start from, for other robots and a model's sizes. Its prompt
     is the family's own only if the model reads the state elsewhere than that policy; a subtask, or
-    action tokens that the model does not learn, are left out."""
-    prompts = begun.prompts
+    action tokens that the model does not learn, are left out. Pictures get the model's size."""
+    prompts, fits = begun.prompts, begun.pictures
+    if isinstance(fits, PictureFit) and len(config.pictures) == 1:
+        fits = replace(fits, size=config.image_size)
     if prompts is not None and begun.state_input != config.state_input:
         own = config.processor(robots, prompts.tokenizer).prompts
         prompts = own and replace(own, limit=prompts.limit)
@@ -384,20 +382,11 @@ def derived(begun: Processor, config: ModelConfig, robots: Sequence[Embodiment])
         horizon=config.horizon,
         state_input=config.state_input,
         prompts=prompts,
-        pictures=_resized(begun.pictures, config),
+        pictures=fits,
         observed=config.observed,
         targets=begun.targets if "action_tokens" in config.cross_entropies else None,
         subtask_limit=0,
     )
-
-
-def _resized(
-    fits: PictureFit | tuple[PictureFit, ...], config: ModelConfig
-) -> PictureFit | tuple[PictureFit, ...]:
-    """The way in which a policy's pictures are fitted, to another model's size if it has one."""
-    if isinstance(fits, PictureFit) and len(config.pictures) == 1:
-        return replace(fits, size=config.image_size)
-    return fits
 
 
 def with_tokenizer(processor: Processor, path: Path) -> Processor:

@@ -72,12 +72,8 @@ def suite(name: str, draw_every: int = 1, antialias: bool = True) -> Suite:
         action_range=((-1.0, 1.0),) * 7,
         variants={v: f"{name}_{end}" for v, (end, _) in VARIANTS.items() if name in _VARIED},
         cheaper=partial(suite, name),
-        about=next((says for end, says in VARIANTS.values() if _varies(name, end)), ""),
+        about={f"{x}_{e}": says for x in _VARIED for e, says in VARIANTS.values()}.get(name, ""),
     )
-
-
-def _varies(name: str, end: str) -> bool:
-    return name.removesuffix(f"_{end}") in _VARIED and name.endswith(f"_{end}")
 
 
 def _describe(python: Path, name: str) -> dict:

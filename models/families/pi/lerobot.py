@@ -308,6 +308,12 @@ def _json(config: LerobotConfig, flat: dict[str, Any], kind: str, dtype: str) ->
     features = {name: {"type": "VISUAL", "shape": [3, side, side]} for name in config.cameras}
     features["observation.state"] = {"type": "STATE", "shape": [config.robot_state or state]}
     dims = config.robot_action or action_dim
+    actions = [f"action_{d:02d}" for d in range(dims)]
+    relative = {  # fields of LeRobot 0.5.1 and later
+        "use_relative_actions": True,
+        "relative_exclude_joints": [x for d, x in enumerate(actions) if d not in config.relative],
+        "action_feature_names": actions,
+    }
     return {
         "type": kind,
         "dtype": dtype,
@@ -319,18 +325,7 @@ def _json(config: LerobotConfig, flat: dict[str, Any], kind: str, dtype: str) ->
         "image_resolution": [side, side],
         "input_features": features,
         "output_features": {"action": {"type": "ACTION", "shape": [dims]}},
-        **(_relative_json(config, dims) if config.relative else {}),
+        **(relative if config.relative else {}),
         **({"num_inference_steps": config.euler_steps} if config.euler_steps != 10 else {}),
         **({"rtc_training_max_delay": config.rtc_max_delay} if config.rtc_max_delay else {}),
-    }
-
-
-def _relative_json(config: LerobotConfig, dims: int) -> dict[str, Any]:
-    """Fields of LeRobot 0.5.1 and later for actions that are relative to the state."""
-    names = [f"action_{d:02d}" for d in range(dims)]
-    kept = [name for d, name in enumerate(names) if d not in config.relative]
-    return {
-        "use_relative_actions": True,
-        "relative_exclude_joints": kept,
-        "action_feature_names": names,
     }
