@@ -5,8 +5,8 @@ The kind is found from the files and the sizes from the arrays' shapes. Argument
 the files nor the shapes show.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ from models.inputs.processor import Processor
 from models.inputs.tokenizer import SentencePiece
 from models.layers import stack
 from models.layers.float8.fp8 import HISTORY_LEAF
-from models.layers.layers import Lora
 from models.layers.quantized import (
     Kernel,
     Kind,
@@ -40,7 +39,15 @@ from models.layers.quantized import (
     quantize_kernel,
     shape_of,
 )
-from models.model import STACKED, Model, ModelConfig, build_model, quantize_params, rules_of
+from models.model import (
+    STACKED,
+    Model,
+    ModelConfig,
+    adapters,
+    build_model,
+    quantize_params,
+    rules_of,
+)
 from models.policy import Policy
 from models.sharding import shardings
 
@@ -166,9 +173,9 @@ def begin_from(path: Path, model: Model, like: PyTree, seed: int) -> PyTree:
     if found.source is None:
         _check_adapters(path, found.config, model.config)
     wanted = flatten_dict(like, sep="/")
-    held = {path for path in wanted if not _is_fresh(path)}
-    if found.config.adapted:
-        held |= {path for path in wanted if "/lora_" in path}
+    held = {path for path in wanted if not path.endswith(HISTORY_LEAF)}
+    if not found.config.adapted:
+        held = {path for path in held if "/lora_" not in path}
     loaded = load_params(path, unflatten_dict({p: wanted[p] for p in held}, sep="/"), found)
     fresh = sorted(set(wanted) - held)
     if not fresh:
@@ -253,8 +260,7 @@ def inspect_params(path: Path) -> CheckpointInfo:
 
 
 def _check_bits(path: Path, found: ModelConfig, wanted: ModelConfig) -> None:
-    """Raises ValueError if a checkpoint's kernels are quantised, but in another way than was asked
-    for."""
+    """Raises ValueError if kernels are quantised, but in another way than was asked for."""
     held, asked = ((c.compute.quantized, c.compute.quantized_kind) for c in (found, wanted))
     if held[0] and held != asked:
         now = f"--model.compute.quantized {asked[0]!r} in {asked[1]}" if asked[0] else "f32"
@@ -265,26 +271,15 @@ def _check_bits(path: Path, found: ModelConfig, wanted: ModelConfig) -> None:
 
 
 def _check_adapters(path: Path, found: ModelConfig, wanted: ModelConfig) -> None:
-    """Raises ValueError if a checkpoint's adapters have another rank or alpha than those asked
-    for."""
-    asked = dict(_adapters(wanted, "model"))
-    for field, held in _adapters(found, "model"):
+    """Raises ValueError if adapters have another rank or alpha than those asked for."""
+    asked = dict(adapters(wanted))
+    for field, held in adapters(found):
         if asked.get(field, held) != held:
             raise ValueError(
                 f"{path} has adapters of rank {held.rank} and alpha {held.alpha} ({field}), but "
                 f"rank {asked[field].rank} and alpha {asked[field].alpha} were asked for, which "
                 "would change what they compute; ask for the same."
             )
-
-
-def _adapters(config: Any, at: str) -> Iterator[tuple[str, Lora]]:
-    """Adapters in a config, each with its field."""
-    for field in fields(config) if is_dataclass(config) else ():
-        value, name = getattr(config, field.name), f"{at}.{field.name}"
-        if isinstance(value, Lora):
-            yield name, value
-        else:
-            yield from _adapters(value, name)
 
 
 def _unquantised(leaf: Kernel) -> jax.ShapeDtypeStruct:
@@ -319,10 +314,6 @@ def _chosen(path: Path, found: CheckpointInfo, robot: str | None) -> int:
     if robot not in names:
         raise ValueError(f"{path} has no robot '{robot}'; choose one of {names}.")
     return names.index(robot)
-
-
-def _is_fresh(path: str) -> bool:
-    return "/lora_" in path or path.endswith(HISTORY_LEAF)
 
 
 def _from_own(path: Path) -> CheckpointInfo:
@@ -382,8 +373,10 @@ def trained_preparation(
 def derived(begun: Processor, config: ModelConfig, robots: Sequence[Embodiment]) -> Processor:
     """The preparation of a policy to start from, for other robots and a model's sizes. Its prompt
     is the family's own only if the model reads the state elsewhere than that policy; a subtask, or
-    action tokens that the model does not learn, are left out."""
-    prompts = begun.prompts
+    action tokens that the model does not learn, are left out. Pictures get the model's size."""
+    prompts, fits = begun.prompts, begun.pictures
+    if isinstance(fits, PictureFit) and len(config.pictures) == 1:
+        fits = replace(fits, size=config.image_size)
     if prompts is not None and begun.state_input != config.state_input:
         own = config.processor(robots, prompts.tokenizer).prompts
         prompts = own and replace(own, limit=prompts.limit)
@@ -394,20 +387,11 @@ def derived(begun: Processor, config: ModelConfig, robots: Sequence[Embodiment])
         horizon=config.horizon,
         state_input=config.state_input,
         prompts=prompts,
-        pictures=_resized(begun.pictures, config),
+        pictures=fits,
         observed=config.observed,
         targets=begun.targets if "action_tokens" in config.cross_entropies else None,
         subtask_limit=0,
     )
-
-
-def _resized(
-    fits: PictureFit | tuple[PictureFit, ...], config: ModelConfig
-) -> PictureFit | tuple[PictureFit, ...]:
-    """The way in which a policy's pictures are fitted, to another model's size if it has one."""
-    if isinstance(fits, PictureFit) and len(config.pictures) == 1:
-        return replace(fits, size=config.image_size)
-    return fits
 
 
 def with_tokenizer(processor: Processor, path: Path) -> Processor:

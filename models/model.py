@@ -9,7 +9,7 @@ defining its config (docs/own_model.md).
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from importlib import import_module
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -30,7 +30,7 @@ from models.inputs.processor import Processor
 from models.inputs.prompts import StateInput, TemplatePrompt, template
 from models.inputs.tokenizer import TextTokenizer
 from models.layers.functional import Params
-from models.layers.layers import Compute
+from models.layers.layers import Compute, Lora
 from models.layers.quantized import Rounding, names, quantize
 from models.sharding import WHOLE, Rules
 
@@ -223,7 +223,7 @@ class ModelConfig(ABC):
     @property
     def adapted(self) -> bool:
         """True if some of its kernels have low-rank adapters."""
-        return False
+        return any(adapters(self))
 
     def computing(self: Config, **changes: Any) -> Config:
         """The same architecture with these fields of `compute` changed.
@@ -433,23 +433,19 @@ class QuantizedTrainable:
 
 
 @dataclass(frozen=True)
-class Augmented:
+class Augmented(QuantizedTrainable):
     """A model to train: `loss` sees augmented pictures. To evaluate and sample, use `model` itself.
 
     `cameras`: names of the cameras of every embodiment, in order.
     """
 
-    model: "Model"
     config: AugmentConfig
     cameras: tuple[tuple[str, ...], ...]
 
-    def init(self, key: PRNGKeyArray) -> Any:
-        return init_params(self.model, key)
-
     def loss(
-        self, params: Any, batch: PackedBatch, key: PRNGKeyArray
+        self, params: Params, batch: PackedBatch, key: PRNGKeyArray
     ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        return self.model.loss(params, self._varied(batch, key), key)
+        return super().loss(params, self._varied(batch, key), key)
 
     @property
     def term_names(self) -> tuple[str, ...]:
@@ -467,6 +463,16 @@ class Augmented:
     def _varied(self, batch: PackedBatch, key: PRNGKeyArray) -> PackedBatch:
         tokens = [group.tokens for group in self.model.config.pictures]
         return augment(batch, key, self.config, self.cameras, tokens)
+
+
+def adapters(config: Any, at: str = "model") -> Iterator[tuple[str, Lora]]:
+    """Yields the adapters in a config, each with its field."""
+    for field in fields(config) if is_dataclass(config) else ():
+        value, name = getattr(config, field.name), f"{at}.{field.name}"
+        if isinstance(value, Lora):
+            yield name, value
+        else:
+            yield from adapters(value, name)
 
 
 def function_at(where: Any) -> Callable[..., Any]:

@@ -1,10 +1,9 @@
 """Sharding of arrays over the mesh: parameters by a table of path patterns, activations where a
 model says so.
 
-A parameter's path ("encoder/3/mlp/up/kernel") must match exactly one pattern. A new layer that was
-forgotten, or a pattern that is too wide, stops the run instead of silently replicating. Axes have
-the field's names (data, fsdp, tensor, context, stage). A model that runs without a mesh, or on a
-mesh that lacks an axis, computes the same on one device.
+A parameter's path ("encoder/3/mlp/up/kernel") must match exactly one pattern, so that a new layer
+that was forgotten stops the run instead of silently being replicated. A model that runs without a
+mesh, or on a mesh that lacks an axis, computes the same on one device.
 """
 
 import math
@@ -100,6 +99,20 @@ def shardings(shapes: PyTree, rules: Rules, mesh: Mesh) -> PyTree:
         )
     placed = [_checked(name, leaf, matches[name][0][1], mesh) for name, leaf in named]
     return jax.tree.unflatten(tree, placed)
+
+
+def placed(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Shape, dtype and sharding of an array or ShapeDtypeStruct; without a sharding, on this host's
+    first device."""
+    sharding = getattr(leaf, "sharding", None)
+    if not isinstance(sharding, jax.sharding.Sharding):
+        sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+
+def named_leaves(tree: PyTree) -> dict[str, Any]:
+    """The leaves of a tree by their paths."""
+    return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def path_name(path: tuple[Any, ...]) -> str:

@@ -1,11 +1,9 @@
 """Demonstrations over any `Slots`: an expert or a policy acts step by step, and the observations
 and intended actions of every successful episode are kept.
 
-An expert's action is executed with noise and recorded without, so that a policy also learns to
-recover. Alternatively, the expert takes over from a policy in the state that the policy has
-reached, including its mistakes, in the manner of DAgger (Ross et al., arXiv 1011.0686). The
-episodes kept and their order depend only on seeds: the first successful ones of each task, task by
-task.
+An expert's action is executed with noise and recorded without, or the expert takes over from a
+policy in the state that the policy has reached, in the manner of DAgger (Ross et al., arXiv
+1011.0686). The episodes kept and their order depend only on seeds.
 """
 
 from collections import deque

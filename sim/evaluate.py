@@ -1,11 +1,9 @@
 """Closed-loop evaluation over `Slots`: a policy answers all slots that wait for it, and the next
 start goes to the slot that is free.
 
-Two controls show which inputs a policy uses: a prompt that names a goal other than the episode's
-own, and images of zeros. All randomness derives from an episode's start, so an episode has the same
-goal, scene, wording and noise in any slot and beside any other episodes. If an episode's simulator
-fails, the episode is started again. Clips are made afterwards, by repeating the executed actions of
-the episodes that are worth showing.
+All randomness derives from an episode's start, so an episode has the same goal, scene, wording and
+noise in any slot and beside any other episodes. If an episode's simulator fails, the episode is
+started again. Clips are made afterwards, by repeating executed actions.
 """
 
 import time
@@ -183,7 +181,6 @@ def _acted(
 
 
 def _episode(run: EpisodeRun, spec: Spec) -> Episode:
-    """Result of a run."""
     actions = np.concatenate(run.actions)[: run.length]
     bends = np.abs(np.diff(actions.astype(np.float64), n=2, axis=0))
     return Episode(

@@ -336,11 +336,4 @@ def _tuple(x: Sequence[float] | np.ndarray) -> tuple[float, ...]:
 
 
 def _plain(errors: ChunkErrors) -> dict[str, Any]:
-    return {
-        "mean": errors.mean,
-        "interval": errors.interval,
-        "by_dim": list(errors.by_dim),
-        "by_dim_scaled": list(errors.by_dim_scaled),
-        "by_step": list(errors.by_step),
-        "by_episode": {str(e): value for e, value in errors.by_episode.items()},
-    }
+    return {name: value for name, value in vars(errors).items() if name not in ("root", "bias")}

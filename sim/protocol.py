@@ -2,11 +2,9 @@
 `Slots`, N places for episodes that report as they finish, with any simulator behind them.
 
 Recording, evaluation and asynchronous RL (EnvPool's send and receive, Weng et al. 2022) need only
-`Slots`. `sim.environments.device_slots` makes them from an `Environment`, `sim.processes.processes`
-from simulators in separate processes. Goals are the things that a policy can be told to do in a
-task (here: which block). An environment's `achieved` reports every goal, so a control can see what
-a policy did when it was told another goal; simulators in processes judge only the episode's own
-goal.
+`Slots`, made by `sim.environments.device_slots` or `sim.processes.processes`. Goals are the things
+that a policy can be told to do in a task; an environment's `achieved` reports every goal, so that a
+control can see what a policy did when told another, simulators in processes only the episode's own.
 """
 
 import zlib

@@ -1,8 +1,8 @@
 """Attention block by block: each block of queries visits only the blocks of keys it may see.
 
 Softmax is accumulated online (FlashAttention, arXiv 2205.14135) and backward recomputes the weights
-from the log-sum-exp. Memory is therefore linear in the row, and time follows the sum of the squared
-segment lengths, whatever the order of the segments. Plain XLA, for every backend.
+from the log-sum-exp, so memory is linear in the row and time follows the sum of the squared segment
+lengths, in any order. Plain XLA, for every backend.
 """
 
 from typing import Any, NamedTuple
@@ -15,19 +15,6 @@ from models.attention.partial import MASKED, Partial, differentiable
 from models.attention.partition import by_row
 
 _SMALLEST, _LARGEST = 40, 96
-
-
-def blocked(
-    q: Float[Array, "b q n d"],
-    k: Float[Array, "b k g d"],
-    v: Float[Array, "b k g d"],
-    q_segment: Int[Array, "b q"],
-    kv_segment: Int[Array, "b k"],
-    q_position: Int[Array, "b q"] | None = None,
-    kv_position: Int[Array, "b k"] | None = None,
-) -> Partial:
-    """Attention with the arguments of `attend`; causal where positions are given."""
-    return _blocked(q, k, v, q_segment, kv_segment, q_position, kv_position)
 
 
 def block_length(length: int) -> int:
@@ -204,4 +191,5 @@ def _add_at(x: Array, index: Array, term: Array) -> Array:
     return jax.lax.dynamic_update_index_in_dim(x, _at(x, index) + term, index, 0)
 
 
-_blocked = differentiable(_forward, blocked_gradients)
+blocked = differentiable(_forward, blocked_gradients)
+"""Attention with the arguments of `attend`; causal where positions are given."""

@@ -35,7 +35,7 @@ def flash(
 ) -> Partial:
     """Attention with the arguments of `attend`; causal where positions are given. `interpret` runs
     the kernels step by step on any backend."""
-    run = _kernels(q.shape[3] ** -0.5, interpret)
+    run = _kernels(interpret)
     return run(q, k, v, q_segment, kv_segment, q_position, kv_position)
 
 
@@ -44,7 +44,7 @@ def flash_gradients(
     *, interpret: bool = False,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """Gradients of q, k and v, in the form that `partial.differentiable` expects."""
-    run = by_row(partial(_backward, q.shape[3] ** -0.5, interpret))
+    run = by_row(partial(_backward, interpret))
     return run(q, k, v, q_segment, kv_segment, q_position, kv_position, d_out, lse, shift)
 
 
@@ -58,10 +58,9 @@ def head_problem(head_dim: int, dtype: jnp.dtype) -> str | None:
 
 
 @cache
-def _kernels(scale: float, interpret: bool) -> Any:
+def _kernels(interpret: bool) -> Any:
     return differentiable(
-        by_row(partial(_forward, scale, interpret)),
-        by_row(partial(_backward, scale, interpret)),
+        by_row(partial(_forward, interpret)), by_row(partial(_backward, interpret))
     )
 
 
@@ -69,10 +68,8 @@ class _Tiles:
     """Tiles of rows: arrays [b, places, g, ...] padded to whole tiles, where a query place is one
     head of one position; which tiles meet; and kernels run over the tiles of one side."""
 
-    def __init__(
-        self, scale: float, interpret: bool, q, k, q_segment, kv_segment, q_position, kv_position
-    ):
-        self.scale, self.interpret = scale, interpret
+    def __init__(self, interpret: bool, q, k, q_segment, kv_segment, q_position, kv_position):
+        self.scale, self.interpret = q.shape[3] ** -0.5, interpret
         self.rows, self.groups, self.dim = len(q), k.shape[2], q.shape[3]
         self.heads = q.shape[2] // self.groups
         self.wide = max(16, pl.next_power_of_2(self.dim))
@@ -161,8 +158,8 @@ class _Tiles:
         return jnp.repeat(mask, self.heads, axis=1) if side == "q" else mask
 
 
-def _forward(scale, interpret, q, k, v, *masks) -> Partial:
-    tiles = _Tiles(scale, interpret, q, k, *masks)
+def _forward(interpret, q, k, v, *masks) -> Partial:
+    tiles = _Tiles(interpret, q, k, *masks)
     flat_q = tiles.flat(q, "q")
     arrays = [("q", flat_q), ("k", tiles.flat(k, "k")), ("k", tiles.flat(v, "k"))]
     results = [
@@ -173,9 +170,9 @@ def _forward(scale, interpret, q, k, v, *masks) -> Partial:
     return Partial(tiles.unflat(out, q), tiles.unflat(lse, q))
 
 
-def _backward(scale, interpret, q, k, v, *rest) -> tuple[Array, Array, Array]:
+def _backward(interpret, q, k, v, *rest) -> tuple[Array, Array, Array]:
     *masks, d_out, lse, shift = rest
-    tiles = _Tiles(scale, interpret, q, k, *masks)
+    tiles = _Tiles(interpret, q, k, *masks)
     arrays = [("q", tiles.flat(x, "q")) for x in (q, d_out, lse, shift)]
     arrays += [("k", tiles.flat(x, "k")) for x in (k, v)]
     like = [(side, jax.ShapeDtypeStruct(x.shape, q.dtype)) for side, x in arrays]
@@ -252,8 +249,7 @@ def _pair(tiles: _Tiles, query: Any, key: Any, masks: Any, at: Any) -> tuple[Arr
 
 
 def _logits(tiles: _Tiles, q: Array, k: Array, masks: Any, at: Any) -> Array:
-    """Scaled logits of a pair of tiles, `MASKED` where the key is hidden; `at` slices the masks of
-    queries and of keys."""
+    """Scaled logits of a pair of tiles, `MASKED` where hidden; `at` slices the masks of both."""
     q_segment, q_position, kv_segment, kv_position = masks
     mine, theirs = q_segment[at[0]][:, None], kv_segment[at[1]][None, :]
     seen = (mine == theirs) & (mine != 0)

@@ -1,11 +1,10 @@
 """Attention on a mesh: every device takes its own rows and heads, and where the places of a row are
 split over the "context" axis, keys go from device to device.
 
-Ring attention (arXiv 2310.01889) through `merge`: a device attends to the keys it holds while it
-passes them on. Backward sends them round once more, with their gradients, so memory does not grow
-with the ring. Places are dealt out in short runs, so every device holds a share of every sample and
-none waits long for another (striped attention, arXiv 2311.09431, deals out single places, which
-leaves no block of pairs to skip).
+Ring attention (arXiv 2310.01889) through `merge`: backward sends the keys round once more, with
+their gradients, so memory does not grow with the ring. Places are dealt out in short runs, so every
+device holds a share of every sample (striped attention, arXiv 2311.09431, deals out single places,
+which leaves no block of pairs to skip).
 """
 
 import math
@@ -159,8 +158,7 @@ def _ring(kernel: Kernel, q, k, v, q_segment, kv_segment, q_position, kv_positio
 def _ring_gradients(
     kernel: Kernel, q, k, v, q_segment, kv_segment, q_position, kv_position, d_out, lse, shift
 ) -> tuple[Array, Array, Array]:
-    """Keys go round as in `_ring`; the sums of their gradients follow them until they are back on
-    their own devices."""
+    """Gradients as in `_ring`; the sums for keys follow these until back on their own devices."""
 
     def attend(sums: Any, keys: Any) -> Any:
         k, v, kv_segment, kv_position = keys

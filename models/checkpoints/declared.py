@@ -1,8 +1,7 @@
 """Checks of the shapes a checkpoint declares against the bytes of its files.
 
-A few bytes of metadata can declare arrays of terabytes without the data for them. Such arrays
-exhaust the memory of a process, in libraries that abort. Real weights shrink by a tenth when
-compressed.
+A few bytes of metadata can declare arrays of terabytes, which exhaust the memory of a process in
+libraries that abort; real weights shrink by a tenth when compressed.
 """
 
 from collections.abc import Mapping

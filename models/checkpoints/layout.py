@@ -133,8 +133,7 @@ def exported(params: PyTree, table: Table, what: str) -> dict[str, Entry]:
 def _pieces(
     leaf: MappedParameter, bounds: list[Bounds], count: int
 ) -> Iterator[tuple[str, int, list[Bounds]]]:
-    """Yields, for each piece to read, its array's name, the dimension along which pieces follow
-    each other, and its bounds."""
+    """Yields the name of each piece to read, the dimension that pieces divide, and its bounds."""
     if leaf.rule.axis is not None:
         along = leaf.rule.pattern.ours.index((leaf.rule.axis,))
         for layer in range(*bounds[along]):

@@ -12,7 +12,29 @@ from typing import Any
 
 import numpy as np
 
-from models.checkpoints.safetensors_format import Entry, write_file
+from models.checkpoints.safetensors_format import Entry, map_file, write_file
+from models.files.bounds import check_name
+from models.files.foreign_json import read_json
+
+PREPROCESSOR = "policy_preprocessor.json"
+"""File with the steps from an observation to the model's inputs."""
+
+
+def read_steps(file: Path) -> list[dict[str, Any]]:
+    """The steps of a processor file; raises ValueError if it has no list of steps."""
+    listed = read_json(file).get("steps")
+    if not isinstance(listed, list) or not all(isinstance(step, dict) for step in listed):
+        raise ValueError(f"{file} has no list of steps; copy or download it again.")
+    return listed
+
+
+def read_statistics(file: Path, step: dict[str, Any]) -> dict[str, np.ndarray]:
+    """The statistics of a step; raises ValueError if the step does not name a file of them."""
+    name = step["state_file"]
+    if not isinstance(name, str):
+        raise ValueError(f"{file}: state_file is {str(name)[:80]!r}; expected a file's name.")
+    check_name(f"{file}: state_file", name)
+    return map_file(file.parent / name)[0]
 
 
 def step(name: str, **config: Any) -> dict[str, Any]:

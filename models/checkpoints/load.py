@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
-from rich.progress import BarColumn, DownloadColumn, TransferSpeedColumn
 
 from models.checkpoints.layout import read_block
 from models.checkpoints.rename import MappedParameter, Table, match
 from models.checkpoints.sources import IN_FLIGHT_BYTES, CheckpointSource
-from models.files.terminal import Console, Progress, TextColumn, draws
+from models.files.terminal import byte_bar
+from models.sharding import placed
 
 PyTree = Any
 Index = tuple[slice, ...]
@@ -49,7 +49,7 @@ def read(
       ValueError: the checkpoint does not hold these parameters (every difference is listed), or
         some of them are NaN or infinite.
     """
-    wanted = {path: _placed(leaf) for path, leaf in flatten_dict(like, sep="/").items()}
+    wanted = {path: placed(leaf) for path, leaf in flatten_dict(like, sep="/").items()}
     shapes = {path: tuple(leaf.shape) for path, leaf in wanted.items()}
     leaves = match(table, source.shapes, shapes, source.where)
     shards = [shard for path, leaf in wanted.items() for shard in _shards(path, leaf)]
@@ -91,7 +91,10 @@ def read(
 
     threads = min(32, 2 * (os.cpu_count() or 1))
     total = sum(shard.size for shard in shards)
-    with _progress(total) as advance, ThreadPoolExecutor(threads) as pool:
+    with (
+        byte_bar("reading weights", total, _BAR_FROM_BYTES) as advance,
+        ThreadPoolExecutor(threads) as pool,
+    ):
         working = {pool.submit(work, task): task for task in tasks.values()}
         try:
             for future in as_completed(working):
@@ -122,8 +125,7 @@ class _Shard(NamedTuple):
 
 
 class _Room:
-    """Lets threads reserve bytes of memory up to a limit; a thread that is alone may reserve
-    more."""
+    """Lets threads reserve bytes of memory up to a limit; one that is alone may reserve more."""
 
     def __init__(self, limit: int) -> None:
         self._free, self._limit, self._taken = threading.Condition(), limit, 0
@@ -141,11 +143,6 @@ class _Room:
                 self._free.notify_all()
 
 
-def _placed(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-    sharding = leaf.sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-
-
 def _shards(path: str, leaf: jax.ShapeDtypeStruct) -> list[_Shard]:
     shards: dict[tuple[tuple[int, int], ...], _Shard] = {}
     assert leaf.sharding is not None
@@ -154,16 +151,6 @@ def _shards(path: str, leaf: jax.ShapeDtypeStruct) -> list[_Shard]:
         size = math.prod(stop - start for start, stop in bounds) * np.dtype(leaf.dtype).itemsize
         shards.setdefault(tuple(bounds), _Shard(path, index or (), [], size)).devices.append(device)
     return list(shards.values())
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Any]:
-    console = Console(stderr=True)
-    columns = (TextColumn("reading weights"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    drawn = draws(console) and total >= _BAR_FROM_BYTES
-    with Progress(*columns, console=console, disable=not drawn, transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda size: bar.advance(task, size)
 
 
 def _check_finite(

@@ -20,7 +20,7 @@ from models.checkpoints import digests
 from models.checkpoints.declared import check_declared
 from models.checkpoints.remote import local
 from models.layers.float8.fp8 import HISTORY_LEAF
-from models.sharding import path_name
+from models.sharding import named_leaves, path_name, placed
 
 Json = Any
 PyTree = Any
@@ -116,10 +116,13 @@ def restore_params(
     saved = metadata(path)[which]
     if like is not None:
         check_same(path, _kept(saved, like), like)
-    check_declared(path / "state", _bytes(saved))
+    declared = named_leaves(saved).items()
+    check_declared(
+        path / "state", {n: math.prod(x.shape) * np.dtype(x.dtype).itemsize for n, x in declared}
+    )
     if like is not None and as_saved:
         like = _typed(like, saved)
-    wanted = jax.tree.map(_placed, saved if like is None else like)
+    wanted = jax.tree.map(placed, saved if like is None else like)
 
     def load(part: PyTree) -> PyTree:
         with context(partial=True):
@@ -181,7 +184,10 @@ def metadata(path: Path) -> dict[str, PyTree]:
 
 def check_same(path: Path, saved: PyTree, expected: PyTree) -> None:
     """Raises ValueError unless both trees have the same paths and shapes."""
-    there, here = _shapes(saved), _shapes(expected)
+    there, here = (
+        {name: tuple(leaf.shape) for name, leaf in named_leaves(tree).items()}
+        for tree in (saved, expected)
+    )
     wrong = [
         name
         for name in sorted(there | here, key=_params_first)
@@ -209,13 +215,6 @@ def _is_ours(leaf: Any) -> bool:
     return sharding is None or sharding.is_fully_addressable
 
 
-def _placed(leaf: Any) -> jax.ShapeDtypeStruct:
-    sharding = getattr(leaf, "sharding", None)
-    if not isinstance(sharding, jax.sharding.Sharding):
-        sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-
-
 def _kept(saved: PyTree, like: PyTree) -> PyTree:
     """The saved tree without a history of scales that `like` lacks."""
     wanted = flatten_dict(like)
@@ -225,27 +224,14 @@ def _kept(saved: PyTree, like: PyTree) -> PyTree:
 
 def _typed(like: PyTree, saved: PyTree) -> PyTree:
     """Arrays as `like` describes them, but in 16 bits if they were saved in 16 bits."""
-    leaves = jax.tree_util.tree_leaves_with_path(saved)
-    narrow = {path_name(at): x.dtype for at, x in leaves if str(x.dtype) in _NARROW}
+    leaves = named_leaves(saved).items()
+    narrow = {name: x.dtype for name, x in leaves if str(x.dtype) in _NARROW}
 
     def typed(at: tuple[Any, ...], x: Any) -> jax.ShapeDtypeStruct:
         dtype = narrow.get(path_name(at), x.dtype)
         return jax.ShapeDtypeStruct(x.shape, dtype, sharding=getattr(x, "sharding", None))
 
     return jax.tree_util.tree_map_with_path(typed, like)
-
-
-def _shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {path_name(path): tuple(leaf.shape) for path, leaf in leaves}
-
-
-def _bytes(tree: PyTree) -> dict[str, int]:
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {
-        path_name(path): math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
-        for path, leaf in leaves
-    }
 
 
 def _params_first(name: str) -> tuple[bool, str]:

@@ -13,12 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from rich.progress import BarColumn, DownloadColumn, TransferSpeedColumn
-
 from models.files.bounds import check_name
 from models.files.bucket import Bucket, StoredFile
 from models.files.hub import fetch_model
-from models.files.terminal import Console, Progress, TextColumn
+from models.files.terminal import byte_bar
 from models.files.user_cache import user_cache
 
 Wanted = Literal["policy", "statistics"]
@@ -116,27 +114,10 @@ def _fetched(url: str, choose: Callable[[Mapping[str, StoredFile]], list[str]]) 
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.is_dir():
             partial = folder.with_name(f"{content}.partial")
-            with _progress(f"Fetching {url}", sum(file.size for file in files.values())) as done:
+            with byte_bar(f"Fetching {url}", sum(file.size for file in files.values())) as done:
                 bucket.get(files, partial / place, done)
             now = bucket.list()
             if any(now.get(name) != file for name, file in files.items()):
                 raise OSError(f"{url}: changed during the download; try again.")
             partial.rename(folder)
     return folder / place
-
-
-class _progress:
-    """A progress bar of bytes on stderr, only at a terminal."""
-
-    def __init__(self, text: str, total: int) -> None:
-        columns = TextColumn("{task.description}"), BarColumn()
-        more = DownloadColumn(), TransferSpeedColumn()
-        self._bar = Progress(*columns, *more, console=Console(stderr=True), transient=True)
-        self._task = self._bar.add_task(text, total=total)
-
-    def __enter__(self) -> Callable[[int], None]:
-        self._bar.start()
-        return lambda size: self._bar.advance(self._task, size)
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()

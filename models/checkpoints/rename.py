@@ -11,7 +11,7 @@ only by a prime, `p p'`, are equally long. A layer index in their name, "layers.
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import NamedTuple
@@ -196,11 +196,22 @@ def match(
 
 
 def our_shapes(
-    table: Table, theirs: Mapping[str, Shape], known: Mapping[str, int] | None = None
+    table: Table,
+    theirs: Mapping[str, Shape],
+    known: Mapping[str, int] | None = None,
+    needed: Iterable[str] = (),
+    where: str = "",
 ) -> dict[str, Shape]:
     """Shapes of the parameters that `theirs` holds, as far as the rules determine them; sizes are
-    inferred from them before there is a model to `match`. `known`: sizes of axes that are merged in
-    `theirs`."""
+    inferred from them before there is a model to `match`.
+
+    Args:
+      known: sizes of axes that are merged in `theirs`.
+      needed: parameters that must be among them, in `where`.
+
+    Raises:
+      ValueError: some are not; all of them are listed.
+    """
     shapes = {}
     for rule in table.rules:
         layers = 0
@@ -212,6 +223,12 @@ def our_shapes(
             shape = (None,) if sizes is None else rule.pattern.our_shape(sizes)
             if None not in shape:
                 shapes[rule.ours] = tuple(size for size in shape if size is not None)
+    missing = [f"{path} ({table.by_path[path].theirs})" for path in needed if path not in shapes]
+    if missing:
+        raise ValueError(
+            f"{where}; these arrays, which determine the model's sizes, are missing: "
+            f"{', '.join(missing)}."
+        )
     return shapes
 
 

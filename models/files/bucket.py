@@ -1,14 +1,13 @@
-"""A folder of a bucket, or of any other file system that fsspec knows. Files are listed, read and
+"""A folder of a bucket, or of any other file system that fsspec knows: files are listed, read and
 written one by one, and errors are sentences.
 
-Nothing is cached here. Names that a storage lists may come from anyone, so a name that leads out of
-the folder is refused.
+Nothing is cached here. A listed name that leads out of the folder is refused.
 """
 
 import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -69,19 +68,17 @@ class Bucket:
 
     def read(self, name: str) -> bytes | None:
         """Content of a small file, None if there is none."""
-        files, root = self._files
-        with _errors(f"{self.url}/{name}"):
+        with self._at(name) as (files, path):
             try:
-                return files.cat_file(f"{root}/{name}")
+                return files.cat_file(path)
             except FileNotFoundError:
                 return None
 
     def write(self, name: str, content: bytes) -> None:
         """Writes a small file, whole or not at all."""
-        files, root = self._files
-        with _errors(f"{self.url}/{name}"):
-            files.makedirs(_parent(f"{root}/{name}"), exist_ok=True)
-            files.pipe_file(f"{root}/{name}", content)
+        with self._at(name) as (files, path):
+            files.makedirs(_parent(path), exist_ok=True)
+            files.pipe_file(path, content)
 
     def get(
         self, names: dict[str, StoredFile], folder: Path, done: Done = lambda size: None
@@ -92,15 +89,14 @@ class Bucket:
         Raises:
           FileNotFoundError, OSError: a file cannot be downloaded, or arrives incomplete.
         """
-        files, root = self._files
 
         def one(name: str) -> int:
             to = folder / name if name else folder
             if not to.is_file():
                 to.parent.mkdir(parents=True, exist_ok=True)
                 part = to.with_name(f".{to.name}.part")
-                with _errors(self._of(name)):
-                    files.get_file(f"{root}/{name}" if name else root, str(part))
+                with self._at(name) as (files, path):
+                    files.get_file(path, str(part))
                     if (size := part.stat().st_size) != names[name].size:
                         raise OSError(f"{size} bytes arrived, expected {names[name].size}")
                 part.replace(to)
@@ -114,28 +110,28 @@ class Bucket:
         Raises:
           OSError: one cannot be written.
         """
-        files, root = self._files
 
         def one(name: str) -> int:
-            with _errors(self._of(name)):
-                files.makedirs(_parent(f"{root}/{name}"), exist_ok=True)
-                files.put_file(str(folder / name), f"{root}/{name}")
+            with self._at(name) as (files, path):
+                files.makedirs(_parent(path), exist_ok=True)
+                files.put_file(str(folder / name), path)
             return (folder / name).stat().st_size
 
         _each(one, names, done)
 
     def remove(self, names: Iterable[str]) -> None:
         """Removes files in the given order; a file that does not exist is no error."""
-        files, root = self._files
         for name in names:
-            with _errors(self._of(name)):
-                try:
-                    files.rm_file(f"{root}/{name}")
-                except FileNotFoundError:
-                    continue
+            with self._at(name) as (files, path), suppress(FileNotFoundError):
+                files.rm_file(path)
 
-    def _of(self, name: str) -> str:
-        return f"{self.url}/{name}" if name else self.url
+    @contextmanager
+    def _at(self, name: str) -> Iterator[tuple[Any, str]]:
+        """The file system, and a file's path in it; errors name the file."""
+        files, root = self._files
+        below = f"/{name}" if name else ""
+        with _errors(self.url + below):
+            yield files, root + below
 
     @cached_property
     def _files(self) -> tuple[Any, str]:

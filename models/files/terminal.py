@@ -1,7 +1,7 @@
 r"""Terminal output of every command: rich's console and bars, logs and tracebacks.
 
-Names, instructions and messages come from datasets, checkpoints and clients. Nothing in them is
-read as rich's markup. Their control characters, which could move the cursor, rename the window or
+Names, instructions and messages come from datasets, checkpoints and clients: nothing in them is
+read as rich's markup, and control characters, which could move the cursor, rename the window or
 fill the clipboard, are shown as `\x1b`.
 """
 
@@ -11,12 +11,14 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, TypeVar
 
 import rich.console
 import rich.progress
+from rich.progress import BarColumn, DownloadColumn, TransferSpeedColumn
 from rich.segment import Segment
 from rich.status import Status
 from rich.text import Text
@@ -132,6 +134,23 @@ def track(
     """Yields the values and draws a bar that shows how many have been taken."""
     with Progress(console=console, transient=transient) as progress:
         yield from progress.track(values, total, description=doing)
+
+
+@contextmanager
+def byte_bar(doing: str, total: int, least: int = 0) -> Iterator[Callable[[int], None]]:
+    """Draws a bar of bytes on stderr, where a bar can be redrawn and if there are `least` in all;
+    gives a function that adds some."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+    )
+    hidden = not draws(console) or total < least
+    with Progress(*columns, console=console, disable=hidden, transient=True) as bar:
+        task = bar.add_task(doing, total=total)
+        yield lambda size: bar.advance(task, size)
 
 
 class _Harmless(logging.Filter):

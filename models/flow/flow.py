@@ -165,7 +165,13 @@ def sample(
     `Given`, the chunk begins with exactly the given actions, which are read at flow time 0, so that
     nothing is computed `ahead`; otherwise its part for a step is the field's third argument."""
     if isinstance(guidance, Given):
-        return _continued(field, noise, steps, guidance, solver)
+        given, still = guidance, guidance.steps[..., None]
+
+        def continued(x: Array, t: Array) -> Array:
+            time = jnp.where(given.steps, 0, t)
+            return jnp.where(still, 0, field(x[:, :, None], time[:, :, None]).velocity[:, :, 0])
+
+        return integrate(continued, jnp.where(still, given.actions, noise), steps, None, solver)
 
     def velocity(x: Array, t: Array, *ahead: Any) -> Array:
         time = jnp.full((*x.shape[:2], 1), t)
@@ -179,15 +185,3 @@ class _Ab2(NamedTuple):
 
     x: Float[Array, "*b h a"]
     before: Float[Array, "*b h a"]
-
-
-def _continued(
-    field: Field, noise: Float[Array, "r k h a"], steps: int, given: Given, solver: Solver
-) -> Float[Array, "r k h a"]:
-    still = given.steps[..., None]
-
-    def velocity(x: Array, t: Array) -> Array:
-        time = jnp.where(given.steps, 0, t)
-        return jnp.where(still, 0, field(x[:, :, None], time[:, :, None]).velocity[:, :, 0])
-
-    return integrate(velocity, jnp.where(still, given.actions, noise), steps, None, solver)

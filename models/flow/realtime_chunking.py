@@ -2,10 +2,9 @@
 continues it.
 
 Guided chunking (Black, Galliker and Levine 2025, arXiv 2506.07339) needs no training: what is left
-of the previous chunk pulls the flow as in inpainting (ΠGDM, Song et al. 2023), fully where its
-actions are committed, less and less over the rest. In trained chunking (Black et al. 2025, arXiv
-2512.05964), the model has learnt to read the committed actions, which stand in the chunk at flow
-time 0.
+of the previous chunk pulls the flow as in inpainting (ΠGDM, Song et al. 2023). In trained chunking
+(Black et al. 2025, arXiv 2512.05964), the model has learnt to read the committed actions, which
+stand in the chunk at flow time 0.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,10 +1,9 @@
 """Batch normalisation (Ioffe and Szegedy, arXiv 1502.03167) whose statistics are parameters that no
 optimizer moves: running ones, which every training step moves, or frozen ones.
 
-A training step computes its loss with the parameters as `training` wraps them. A `BatchNorm` then
-normalises by its batch's statistics, and their sums come back as the "gradient" of the running
-ones, so that they add up over micro-batches as gradients do; `advance` enters them. Everywhere else
-(evaluation, acting, RL) it normalises by the running statistics, and no sample changes another.
+In a training step, whose parameters `training` wraps, a `BatchNorm` normalises by its batch's
+statistics; their sums come back as the "gradient" of the running ones, and `advance` enters them.
+Everywhere else it normalises by the running statistics, and no sample changes another.
 """
 
 import re

@@ -1,9 +1,9 @@
 """Calibrated quantisation of kernels (GPTQ, arXiv 2210.17323): rows that are not rounded yet
 compensate for the rounding error of a row of a matrix, as far as their inputs correlate.
 
-For this, products of the inputs of each kernel are summed while the policy acts on observations of
-its robot. They are kept only for rows in the same group of 1,024, so they take about as much memory
-as the kernels. All kernels see the inputs of the policy before rounding.
+For this, products of the inputs of each kernel are summed while the policy, not yet rounded, acts
+on observations of its robot. They are kept only for rows in the same group of 1,024, so they take
+about as much memory as the kernels.
 """
 
 import math

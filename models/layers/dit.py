@@ -70,7 +70,7 @@ class Adapter(nnx.Module):
 
     def __init__(self, config: TransformerConfig, compute: Compute, rngs: nnx.Rngs):
         self.compute, self.remat, self.dropout = compute, config.remat, config.dropout
-        self.norm = _norm(config.width, compute, rngs)
+        self.norm = LayerNorm(config.width, epsilon=1e-5, dtype=jnp.dtype(compute.dtype), rngs=rngs)
         self.blocks = stack_layers(
             lambda r: DitBlock(config, config.width, False, compute, r), config.depth, rngs
         )
@@ -130,7 +130,9 @@ class DiT(nnx.Module):
         self.self_blocks = stack_layers(
             lambda r: DitBlock(config, width, True, compute, r), pairs, rngs
         )
-        self.norm = _norm(width, compute, rngs, affine=False, epsilon=1e-6)
+        self.norm = LayerNorm(
+            width, epsilon=1e-6, use_bias=False, use_scale=False, dtype=dtype, rngs=rngs
+        )
         self.modulation = nnx.Linear(width, 2 * width, dtype=dtype, rngs=rngs)
         self.out = nnx.Linear(width, out_width, dtype=dtype, rngs=rngs)
 
@@ -256,10 +258,10 @@ class DitBlock(nnx.Module):
         self.chunk = compute.chunk
         width, heads = config.width, (config.heads, config.head_dim)
         dense = partial(Dense, bias=True, compute=compute, rngs=rngs, lora=config.lora)
-        self.norm1 = _norm(width, compute, rngs, affine=not modulated)
-        self.norm2 = _norm(width, compute, rngs, affine=not modulated)
+        dtype, affine = jnp.dtype(compute.dtype), not modulated
+        norm = partial(LayerNorm, width, epsilon=1e-5, use_bias=affine, use_scale=affine)
+        self.norm1, self.norm2 = (norm(dtype=dtype, rngs=rngs) for _ in range(2))
         if modulated:
-            dtype = jnp.dtype(compute.dtype)
             self.modulation = nnx.Linear(width, 2 * width, dtype=dtype, rngs=rngs)
         self.q, self.k, self.v = dense(width, heads), dense(kv_width, heads), dense(kv_width, heads)
         self.out = dense(heads, width)
@@ -316,21 +318,3 @@ def sinusoid(value: Int[Array, "*b"], decay: Float[np.ndarray, " i"]) -> Float[A
     frequency = np.exp(-decay.astype(np.float64)).astype(np.float32)
     angle = value[..., None].astype(jnp.float32) * frequency
     return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
-
-
-def _norm(
-    width: int,
-    compute: Compute,
-    rngs: nnx.Rngs,
-    *,
-    affine: bool = True,
-    epsilon: float = 1e-5,
-) -> LayerNorm:
-    return LayerNorm(
-        width,
-        epsilon=epsilon,
-        use_bias=affine,
-        use_scale=affine,
-        dtype=jnp.dtype(compute.dtype),
-        rngs=rngs,
-    )

@@ -1,10 +1,9 @@
 """Gemma-style transformers of a VLA: the language model reads the prefix, and the action expert
 reads its keys.
 
-In π0 and π0.5 the prefix never attends to the suffix, so the two experts need not run side by side,
-layer by layer. The prefix runs once and leaves its keys and values, and any number of action chunks
-attend to them by `merge`. Training and sampling are then the same program, and the last prefix
-layer computes only what is read: its keys and values.
+In π0 and π0.5 the prefix never attends to the suffix, so it runs once and leaves its keys and
+values, to which any number of action chunks attend by `merge`. Training and sampling are then the
+same program, and the last prefix layer computes only its keys and values.
 """
 
 from dataclasses import dataclass
@@ -96,13 +95,14 @@ class GemmaAttention(nnx.Module):
         return rotary(self.k(x), position), self.v(x)
 
 
-class PrefixBlock(nnx.Module):
-    """A layer of the language model."""
+class GemmaBlock(nnx.Module):
+    """A layer of the language model or of the action expert; in π0.5's expert, flow time enters
+    through its norms (`modulated`)."""
 
-    def __init__(self, config: GemmaConfig, compute: Compute, rngs: nnx.Rngs):
-        self.norm1 = RMSNorm(config.width)
+    def __init__(self, config: GemmaConfig, modulated: bool, compute: Compute, rngs: nnx.Rngs):
+        self.norm1 = _norm(config, modulated, compute, rngs)
         self.attention = GemmaAttention(config, compute, rngs)
-        self.norm2 = RMSNorm(config.width)
+        self.norm2 = _norm(config, modulated, compute, rngs)
         self.mlp = GatedMLP(config.width, config.hidden, compute, rngs, config.mlp_lora)
 
 
@@ -111,7 +111,9 @@ class Prefix(nnx.Module):
 
     def __init__(self, config: GemmaConfig, compute: Compute, rngs: nnx.Rngs):
         self.compute, self.remat = compute, config.remat
-        self.layers = stack_layers(lambda r: PrefixBlock(config, compute, r), config.depth, rngs)
+        self.layers = stack_layers(
+            lambda r: GemmaBlock(config, False, compute, r), config.depth, rngs
+        )
         self.norm = RMSNorm(config.width)
 
     @jax.named_scope("language")
@@ -244,16 +246,6 @@ class Modulations(NamedTuple):
     norm: Float[Array, "*s m"] | None = None
 
 
-class ExpertBlock(nnx.Module):
-    """A layer of the action expert; in π0.5 flow time enters through its norms."""
-
-    def __init__(self, config: GemmaConfig, modulated: bool, compute: Compute, rngs: nnx.Rngs):
-        self.norm1 = _expert_norm(config, modulated, compute, rngs)
-        self.attention = GemmaAttention(config, compute, rngs)
-        self.norm2 = _expert_norm(config, modulated, compute, rngs)
-        self.mlp = GatedMLP(config.width, config.hidden, compute, rngs, config.mlp_lora)
-
-
 class Expert(nnx.Module):
     """The action expert: C chunks of each of K samples; each attends to its sample's cache and
     itself."""
@@ -261,22 +253,21 @@ class Expert(nnx.Module):
     def __init__(self, config: GemmaConfig, modulated: bool, compute: Compute, rngs: nnx.Rngs):
         self.compute, self.remat = compute, config.remat
         self.layers = stack_layers(
-            lambda r: ExpertBlock(config, modulated, compute, r), config.depth, rngs
+            lambda r: GemmaBlock(config, modulated, compute, r), config.depth, rngs
         )
-        self.norm = _expert_norm(config, modulated, compute, rngs)
+        self.norm = _norm(config, modulated, compute, rngs)
 
     @jax.named_scope("expert/norm")
     def modulations(self, condition: Float[Array, "s w"]) -> Modulations:
         """Modulations of all norms at S flow times, from one reading of the weights."""
         graph, weights = nnx.split(self.layers)
-        last: Any = self.norm
 
         def layer(weights: Any) -> tuple[Array, Array]:
-            block: Any = nnx.merge(graph, weights)
+            block = nnx.merge(graph, weights)
             return block.norm1.modulation(condition), block.norm2.modulation(condition)
 
         first, second = (y.swapaxes(0, 1) for y in over_layers(layer, weights))
-        return Modulations(first, second, last.modulation(condition))
+        return Modulations(first, second, self.norm.modulation(condition))
 
     @jax.named_scope("expert")
     def __call__(
@@ -344,9 +335,7 @@ class Expert(nnx.Module):
         return _normed(self.norm, x, condition, known.norm)[0], Cache(k, v, segment)
 
 
-def _expert_norm(
-    config: GemmaConfig, modulated: bool, compute: Compute, rngs: nnx.Rngs
-) -> RMSNorm | AdaRMSNorm:
+def _norm(config: GemmaConfig, modulated: bool, compute: Compute, rngs: nnx.Rngs) -> Any:
     return AdaRMSNorm(config.width, compute, rngs) if modulated else RMSNorm(config.width)
 
 

@@ -3,8 +3,7 @@ micro-batches of rows pass from stage to stage, so that no stage waits for a who
 
 GPipe's schedule (arXiv 1811.06965) is one loop that every stage runs, differentiated by JAX. With
 repeats, a micro-batch goes around the stages several times, which shortens the wait at both ends
-(Megatron-LM's interleaved stages, arXiv 2104.04473). Everything along the other axes of the mesh
-stays unchanged.
+(Megatron-LM's interleaved stages, arXiv 2104.04473).
 """
 
 import math
@@ -50,14 +49,10 @@ class Pipeline:
         return Pipeline(self.microbatches or stages, self.repeats)
 
     def bubble(self, stages: int) -> float:
-        """Share of the time in which a stage has nothing to do."""
-        return bubble(stages, self.on(stages).microbatches, self.repeats)
-
-
-def bubble(stages: int, microbatches: int, repeats: int = 1) -> float:
-    """Share of a pipeline's microbatches · repeats + stages − 1 ticks in which a stage has nothing
-    to do: the last stage waits at the beginning, the first at the end."""
-    return (stages - 1) / (microbatches * repeats + stages - 1)
+        """Share of microbatches · repeats + stages − 1 ticks in which a stage has nothing to do:
+        the last stage waits at the beginning, the first at the end."""
+        waiting = stages - 1
+        return waiting / (self.on(stages).microbatches * self.repeats + waiting)
 
 
 def check_pipeline(pipeline: Pipeline, stages: int, depth: int, rows: int, row_shards: int) -> None:
@@ -280,8 +275,7 @@ def _dealt(z: Array, stages: int, repeats: int, back: bool = False) -> Array:
 
 
 def _permuted(z: Array, stages: int, repeats: int, back: bool) -> Array:
-    """Permutes in as many rounds as there are repeats; in each, every stage sends one block and
-    receives one."""
+    """Permutes in a round for each repeat; in each, every stage sends and receives one block."""
     stage, together = jax.lax.axis_index("stage"), math.gcd(stages, repeats)
     out = jnp.zeros_like(z)
     for turn in range(repeats):

@@ -1,9 +1,8 @@
 """Stacks of layers of one kind: how they run, and how their weights lie in memory.
 
 A stack's weights are stacked, [l, ...], and its layers run as a loop, so that they are compiled
-once, are sharded alike, and can be split over stages. A product reads a layer's weights whole,
-however, and so a loop copies them out of the stack first. A policy that only acts can have them
-`apart`: one array per layer, which is read where it lies.
+once, are sharded alike, and can be split over stages. A loop copies a layer's weights out of the
+stack first; a policy that only acts can have them `apart`, one array per layer.
 """
 
 import re

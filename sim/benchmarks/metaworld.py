@@ -7,9 +7,10 @@ the seeds in `sim.protocol.TRAIN_SEEDS`, evaluation the first 50 of EVAL_SEEDS.
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from sim.processes.interpreters import interpreter
-from sim.processes.processes import Processes
+from sim.processes.processes import open_tasks
 from sim.protocol import Slots
 from sim.simulators.metaworld_prompts import PROMPTS
 from sim.suite import Suite
@@ -77,33 +78,13 @@ def open_slots(
     size: int,
     *,
     python: Path | None = None,
-    cameras: tuple[str, ...] = CORNER,
-    max_steps: int = 500,
-    until_success: bool = True,
-    paraphrased: bool = False,
-    draw_every: int = 1,
-    antialias: bool = True,
+    **options: Any,
 ) -> Slots:
-    """Slots for some tasks; for arguments that `suite` does not have, see
-    `sim.simulators.metaworld`.
+    """Slots for some tasks; `options` are those of `sim.simulators.metaworld.Simulator`.
 
     Raises:
-      ValueError: no such task or camera, or the simulator does not start.
+      ValueError: no such task, camera or option, or the simulator does not start.
       FileNotFoundError: Meta-World is not installed.
     """
-    return Processes(
-        SIMULATOR,
-        count,
-        python=python or interpreter("metaworld", "metaworld", INSTALL),
-        options={
-            "tasks": tasks,
-            "size": size,
-            "cameras": cameras,
-            "max_steps": max_steps,
-            "until_success": until_success,
-            "paraphrased": paraphrased,
-            "draw_every": draw_every,
-            "antialias": antialias,
-        },
-        remedy=INSTALL,
-    )
+    python = python or interpreter("metaworld", "metaworld", INSTALL)
+    return open_tasks(SIMULATOR, python, options, INSTALL, tasks, count, size)

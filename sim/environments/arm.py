@@ -123,15 +123,12 @@ class Arm(GroupedEnv):
         return np.asarray(images).reshape(*scene.shape[:-2], size, size, 3)
 
     def pure_physics_step(self, now: ArmPhysics, actions: Float[Array, "n a"]) -> ArmPhysics:
-        """A control step, to trace."""
         return jax.vmap(arm_physics.moved)(now, self._commanded(now.setpoint, actions))
 
     def physics_step(self, now: ArmPhysics, actions: Float[Array, "n a"]) -> ArmPhysics:
-        """`pure_physics_step`, compiled."""
         return arm_physics.compiled_move()(now, self._command(now.setpoint, actions))
 
     def init_episode(self, seed: UInt32[Array, ""], episode: Int[Array, ""]) -> ArmState:
-        """Initial state of one episode, to trace."""
         key = episode_key(seed, episode)
         draws = jax.random.uniform(key, (18,))
         joints = jnp.array(HOME) + jnp.array(_SPREAD) * (2 * draws[:7] - 1)
@@ -146,7 +143,6 @@ class Arm(GroupedEnv):
         )
 
     def achieved(self, state: ArmState) -> Bool[Array, "n g"]:
-        """Goals achieved, to trace."""
         return jax.vmap(self.task.achieved)(state.physics)
 
     def pure_proprioception(self, now: ArmPhysics) -> Float[Array, "n 15"]:
@@ -159,7 +155,6 @@ class Arm(GroupedEnv):
         return _placed(state.physics.position)
 
     def pure_pictures(self, scene: Float[Array, "n 16 7"]) -> UInt8[Array, "n 2 h w 3"]:
-        """`pictures`, to trace."""
         return _pictures(scene, (FRONT, WRIST), self.image_size, 2, self.shadows)
 
     def _commanded(

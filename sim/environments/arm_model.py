@@ -2,9 +2,8 @@
 
 The kinematics, limits and gripper are those of the Franka Emika Panda as its manual gives them
 (frankaemika.github.io/docs/control_parameters.html, modified Denavit-Hartenberg parameters); link
-masses are those identified by Gaz et al. (RA-L 2019), and inertias those of the geoms with these
-masses. A real Panda's control box compensates gravity on the arm and closes a position loop on
-every joint; here, `gravcomp` and position actuators do so, with the manual's torque limits.
+masses are those identified by Gaz et al. (RA-L 2019), and inertias those of the geoms. As a real
+Panda's control box does, `gravcomp` and position actuators hold the arm, with the manual's torques.
 """
 
 import math

@@ -30,6 +30,7 @@ from sim.environments.arm_model import (
     SUBSTEPS,
     model,
 )
+from sim.environments.bodies import lying
 from sim.environments.physics import mjx
 
 Control = Literal["pose", "delta", "joint"]
@@ -81,10 +82,7 @@ def action_range(control: Control) -> tuple[tuple[float, float], ...]:
 def at_rest(joints: Float[Array, "7"], blocks: Float[Array, "3 3"]) -> ArmPhysics:
     """An arm at rest with these joints and an open gripper, and a block at each (x, y, yaw in
     radians)."""
-    yaw = blocks[:, 2] / 2
-    zero = jnp.zeros_like(yaw)
-    place = jnp.stack((*blocks[:, :2].T, zero + BLOCK, jnp.cos(yaw), zero, zero, jnp.sin(yaw)), 1)
-    position = jnp.concatenate((joints, jnp.full(2, OPEN), place.ravel()))
+    position = jnp.concatenate((joints, jnp.full(2, OPEN), lying(blocks, BLOCK)))
     still = jnp.zeros(27)
     return ArmPhysics(position, still, still, jnp.append(joints, 0.0))
 

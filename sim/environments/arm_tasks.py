@@ -7,14 +7,13 @@ other controls get these goals translated.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import permutations
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from sim.environments import arm_control, tasks
 from sim.environments.arm_physics import ArmPhysics, Control, blocks_of, commanded
-from sim.environments.tasks import HOVER
+from sim.environments.tasks import HOVER, shuffled
 
 LIFTED = 0.08
 """Height of a block's centre at which it counts as lifted, metres."""
@@ -40,8 +39,7 @@ class ArmTask:
 def in_columns(draws: Float[Array, "7"]) -> Float[Array, "3 2"]:
     """Positions (x, y) of the blocks, from draws in [0, 1): side by side, so that the fingers,
     which close along y if the gripper is not turned, have room."""
-    orders = jnp.array(list(permutations((-0.14, 0.0, 0.14))))
-    y = orders[jnp.int32(draws[0] * len(orders))] + 0.04 * (draws[1:4] - 0.5)
+    y = shuffled((-0.14, 0.0, 0.14), draws[0]) + 0.04 * (draws[1:4] - 0.5)
     return jnp.stack((0.38 + 0.2 * draws[4:], y), 1)
 
 

@@ -1,10 +1,9 @@
 """Bodies on the tabletop: a gripper on three slides with two fingers, and three blocks or a cabinet
 with three drawers, optionally with distractors; their MJCF, and their boxes for a camera.
 
-Contacts are an explicit list of pairs (a task's objects with the fingers or the table), of which
+Contacts are an explicit list of pairs, without blocks among themselves unless a scene needs them;
 only the nearest are solved, and Newton's method takes one iteration. On CPUs, this is ten times
-faster than MuJoCo's defaults. For the same reason, scenes omit contacts between blocks unless they
-need them.
+faster than MuJoCo's defaults.
 """
 
 from dataclasses import dataclass
@@ -82,8 +81,8 @@ class Bodies:
         if self.drawers:
             things = jnp.zeros(3).at[_slots(start)].set(start[:, 1])
         else:
-            things = _lying(jnp.concatenate((start, yaw[:, None]), 1), BLOCK)
-        return jnp.concatenate((tip, jnp.full(2, OPEN), things, _lying(distractors, DISTRACTOR)))
+            things = lying(jnp.concatenate((start, yaw[:, None]), 1), BLOCK)
+        return jnp.concatenate((tip, jnp.full(2, OPEN), things, lying(distractors, DISTRACTOR)))
 
     def poses(
         self, position: Float[Array, "*n nq"], start: Float[Array, "*n 3 2"]
@@ -167,16 +166,17 @@ def handles(
     return jnp.stack((start[..., 0], _HANDLE_Y - drawers(position, start)), -1)
 
 
-def _slots(start: Float[Array, "*n 3 2"]) -> Int[Array, "*n 3"]:
-    """Index of each colour's drawer, counted from the left."""
-    return jnp.round(start[..., 0] / DRAWER_PITCH).astype(jnp.int32) + 1
-
-
-def _lying(places: Float[Array, "k 3"], half: float) -> Float[Array, " 7*k"]:
+def lying(places: Float[Array, "k 3"], half: float) -> Float[Array, " 7*k"]:
+    """Positions and quaternions of blocks of this half edge that lie at (x, y, yaw), end to end."""
     yaw = places[:, 2] / 2
     zero = jnp.zeros_like(yaw)
     turned = (jnp.cos(yaw), zero, zero, jnp.sin(yaw))
     return jnp.stack((*places[:, :2].T, zero + half, *turned), 1).ravel()
+
+
+def _slots(start: Float[Array, "*n 3 2"]) -> Int[Array, "*n 3"]:
+    """Index of each colour's drawer, counted from the left."""
+    return jnp.round(start[..., 0] / DRAWER_PITCH).astype(jnp.int32) + 1
 
 
 def _upright(centre: Float[Array, "*n 3"]) -> Float[Array, "*n 7"]:

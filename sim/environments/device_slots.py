@@ -173,8 +173,7 @@ class DeviceSlots:
         return self._report(told, happened, np.stack(wanted, 1))
 
     def _disturbance(self, slot: int, t: int) -> Float[np.ndarray, " a"]:
-        """Normal noise with the width of each action's range; it depends only on the episode and
-        the step."""
+        """Normal noise as wide as each action's range; it depends only on episode and step."""
         rng = np.random.default_rng((int(self._seed[slot]), int(self._acted[slot]) + t))
         low, high = np.asarray(self._env.action_range, np.float32).T
         return rng.normal(size=len(low)) * (high - low)

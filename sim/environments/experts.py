@@ -101,64 +101,49 @@ def _drawer(state: TabletopState) -> Float[Array, "n 4"]:
 def phases(task: str, goal: str, actions: Float[np.ndarray, "t 4"]) -> tuple[str, ...]:
     """Steps of a task in words, inferred only from its expert's actions: the height of the tip's
     target, and whether the gripper closes."""
-    name = _PHASES[task](*goal.split())
-    return tuple(name(float(z), closed > 0.5) for z, closed in actions[:, 2:])
+    name, words = _PHASES[task], goal.split()
+    return tuple(name(float(z), closed > 0.5, *words) for z, closed in actions[:, 2:])
 
 
-_Named = Callable[[float, bool], str]
 _LOW, _HIGH = (_GRASP + _TRAVEL) / 2, 0.09
 
 
-def _reach_phases(colour: str) -> _Named:
-    return lambda z, closed: f"move over the {colour} block"
+def _reach_phase(z: float, closed: bool, colour: str) -> str:
+    return f"move over the {colour} block"
 
 
-def _lift_phases(colour: str) -> _Named:
-    def name(z: float, closed: bool) -> str:
-        if closed:
-            return f"lift the {colour} block" if z > _HIGH else f"grasp the {colour} block"
-        return f"{'lower to' if z < _LOW else 'move over'} the {colour} block"
-
-    return name
+def _lift_phase(z: float, closed: bool, colour: str) -> str:
+    if closed:
+        return f"lift the {colour} block" if z > _HIGH else f"grasp the {colour} block"
+    return f"{'lower to' if z < _LOW else 'move over'} the {colour} block"
 
 
-def _push_phases(colour: str, direction: str) -> _Named:
-    def name(z: float, closed: bool) -> str:
-        if z < _LOW:
-            return f"push the {colour} block to the {direction}"
-        return f"move beside the {colour} block"
-
-    return name
+def _push_phase(z: float, closed: bool, colour: str, direction: str) -> str:
+    pushes = f"push the {colour} block to the {direction}"
+    return pushes if z < _LOW else f"move beside the {colour} block"
 
 
-def _stack_phases(colour: str, _: str, base: str) -> _Named:
-    first = _lift_phases(colour)
-
-    def name(z: float, closed: bool) -> str:
-        if not closed:
-            return f"let go of the {colour} block" if z > _HIGH else first(z, closed)
-        if z > _HIGH:
-            return f"carry the {colour} block over the {base} block"
-        return first(z, closed) if z < _LOW else f"set the {colour} block on the {base} block"
-
-    return name
+def _stack_phase(z: float, closed: bool, colour: str, _: str, base: str) -> str:
+    if z > _HIGH:
+        over = f"carry the {colour} block over the {base} block"
+        return over if closed else f"let go of the {colour} block"
+    if closed and z >= _LOW:
+        return f"set the {colour} block on the {base} block"
+    return _lift_phase(z, closed, colour)
 
 
-def _drawer_phases(verb: str, colour: str) -> _Named:
-    def name(z: float, closed: bool) -> str:
-        if closed:
-            return f"{verb} the {colour} drawer"
-        return f"{'lower to' if z < _LOW else 'move over'} the handle of the {colour} drawer"
-
-    return name
+def _drawer_phase(z: float, closed: bool, verb: str, colour: str) -> str:
+    if closed:
+        return f"{verb} the {colour} drawer"
+    return f"{'lower to' if z < _LOW else 'move over'} the handle of the {colour} drawer"
 
 
-_PHASES: dict[str, Callable[..., _Named]] = {
-    "reach": _reach_phases,
-    "lift": _lift_phases,
-    "push": _push_phases,
-    "stack": _stack_phases,
-    "drawer": _drawer_phases,
+_PHASES: dict[str, Callable[..., str]] = {
+    "reach": _reach_phase,
+    "lift": _lift_phase,
+    "push": _push_phase,
+    "stack": _stack_phase,
+    "drawer": _drawer_phase,
 }
 _ACT = {"reach": _reach, "lift": _lift, "push": _push, "stack": _stack, "drawer": _drawer}
 

@@ -75,21 +75,16 @@ def implementation(wanted: Implementation | Literal["auto"]) -> Implementation:
     return wanted
 
 
-@cache
 def step(
-    bodies: Bodies, impl: Implementation = "jax"
-) -> Callable[[Physics, Float[Array, "n 4"]], Physics]:
-    """The control step `(Physics [N], actions [N, 4]) -> Physics [N]`, a pure function to trace.
+    bodies: Bodies, impl: Implementation, physics: Physics, action: Float[Array, "n 4"]
+) -> Physics:
+    """State of N environments one control step later, to trace.
 
     An action is the target of the tip and of the gripper's closing; the set point moves there by at
     most `SPEED`.
     """
-
-    def all_of_them(physics: Physics, action: Float[Array, "n 4"]) -> Physics:
-        static, blank = _mjx(bodies, impl, len(action) if impl == "warp" else 1)
-        return jax.vmap(partial(_step, static, blank))(physics, action)
-
-    return all_of_them
+    static, blank = _mjx(bodies, impl, len(action) if impl == "warp" else 1)
+    return jax.vmap(partial(_step, static, blank))(physics, action)
 
 
 @cache
@@ -98,7 +93,7 @@ def compiled_step(
 ) -> Callable[[Physics, Float[Array, "n 4"]], Physics]:
     """`step`, jitted."""
     options = {"xla_backend_optimization_level": 1} if jax.default_backend() == "cpu" else None
-    return jax.jit(step(bodies, impl), compiler_options=options)
+    return jax.jit(partial(step, bodies, impl), compiler_options=options)
 
 
 def _step(

@@ -100,15 +100,12 @@ class Tabletop(GroupedEnv):
         return np.asarray(self._show(flat, size=size)).reshape(*lead, size, size, 3)
 
     def pure_physics_step(self, now: Physics, actions: Float[Array, "n 4"]) -> Physics:
-        """A control step, to trace."""
-        return physics.step(self.bodies, self.impl)(now, actions)
+        return physics.step(self.bodies, self.impl, now, actions)
 
     def physics_step(self, now: Physics, actions: Float[Array, "n 4"]) -> Physics:
-        """`pure_physics_step`, compiled."""
         return physics.compiled_step(self.bodies, self.impl)(now, actions)
 
     def init_episode(self, seed: UInt32[Array, ""], episode: Int[Array, ""]) -> TabletopState:
-        """Initial state of one episode, to trace."""
         key = episode_key(seed, episode)
         draws = jax.random.uniform(key, (14,))
         start = self.task.place(draws[:7])
@@ -127,7 +124,6 @@ class Tabletop(GroupedEnv):
         )
 
     def achieved(self, state: TabletopState) -> Bool[Array, "n g"]:
-        """Goals achieved, to trace."""
         return jax.vmap(self.task.achieved)(state.physics, state.start)
 
     def pure_proprioception(self, now: Physics) -> Float[Array, "n 4"]:
@@ -136,12 +132,10 @@ class Tabletop(GroupedEnv):
         return jnp.stack((z, z - now.position[:, 2], *fingers.T), -1)
 
     def pure_scene(self, state: TabletopState) -> Scene:
-        """Scene for rendering the state, to trace."""
         poses = self.bodies.poses(state.physics.position, state.start)
         return Scene(poses, state.seed, state.episode)
 
     def pure_pictures(self, scene: Scene) -> UInt8[Array, "n c h w 3"]:
-        """`pictures`, to trace."""
         return draw(scene, self.bodies, self.cameras, self.random, self.image_size, 2)
 
     def _shown(self, scene: Scene, size: int) -> UInt8[Array, "n 1 h w 3"]:

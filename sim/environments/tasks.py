@@ -6,8 +6,9 @@ each goal is achieved. Blocks lie in bands far enough apart that the gripper can
 touching another, and distractors lie off the paths of all experts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import permutations
 
 import jax.numpy as jnp
@@ -52,21 +53,27 @@ class Task:
     bodies: Bodies = field(default_factory=Bodies)
 
 
+def shuffled(bands: tuple[float, ...], draw: Float[Array, ""]) -> Float[Array, "3"]:
+    """The bands in one of their orders, for a draw in [0, 1)."""
+    orders = jnp.array(list(permutations(bands)))
+    return orders[jnp.int32(draw * len(orders))]
+
+
 def _in_columns(draws: Float[Array, "7"]) -> Float[Array, "3 2"]:
     """Positions side by side, so that the fingers, which close along x, have room."""
-    x = _shuffled((-0.12, 0.0, 0.12), draws[0]) + 0.04 * (draws[1:4] - 0.5)
+    x = shuffled((-0.12, 0.0, 0.12), draws[0]) + 0.04 * (draws[1:4] - 0.5)
     return jnp.stack((x, -0.10 + 0.24 * draws[4:]), 1)
 
 
 def _in_rows(draws: Float[Array, "7"]) -> Float[Array, "3 2"]:
     """Positions one behind another, so that a block can slide along x."""
-    y = _shuffled((-0.08, 0.02, 0.12), draws[0]) + 0.03 * (draws[1:4] - 0.5)
+    y = shuffled((-0.08, 0.02, 0.12), draws[0]) + 0.03 * (draws[1:4] - 0.5)
     return jnp.stack((-0.07 + 0.14 * draws[4:], y), 1)
 
 
 def _drawn(draws: Float[Array, "7"]) -> Start:
     """Drawers in any order, each about half open, so that it can be opened or closed."""
-    x = _shuffled((-DRAWER_PITCH, 0.0, DRAWER_PITCH), draws[0])
+    x = shuffled((-DRAWER_PITCH, 0.0, DRAWER_PITCH), draws[0])
     return jnp.stack((x, 0.03 + 0.04 * draws[1:4]), 1)
 
 
@@ -96,11 +103,6 @@ def _turned(
     return jnp.stack((x, y, jnp.pi / 2 * draws[:, 2]), 1)
 
 
-def _shuffled(bands: tuple[float, ...], draw: Float[Array, ""]) -> Float[Array, "3"]:
-    orders = jnp.array(list(permutations(bands)))
-    return orders[jnp.int32(draw * len(orders))]
-
-
 def _reached(physics: Physics, start: Start) -> Bool[Array, "3"]:
     """The tip has come to rest within 3 cm of the point above the block, not just passed it."""
     above = blocks(physics.position)[:, :3] + jnp.array((0.0, 0.0, HOVER))
@@ -114,8 +116,7 @@ def _lifted(physics: Physics, start: Start) -> Bool[Array, "3"]:
 
 
 def _pushed(physics: Physics, start: Start) -> Bool[Array, "6"]:
-    """The block moved 5 cm in the direction, less than 3 cm sideways, and no other block moved 2
-    cm."""
+    """The block moved 5 cm in the direction, under 3 cm sideways, and no other block 2 cm."""
     moved = blocks(physics.position)[:, :2] - start
     still = jnp.linalg.norm(moved, axis=-1) < 0.02
     alone = still[jnp.array(((1, 2), (0, 2), (0, 1)))].all(1)
@@ -142,26 +143,19 @@ def _slid(physics: Physics, start: Start) -> Bool[Array, "6"]:
     return jnp.stack((out > 0.9 * DRAWER_TRAVEL, out < 0.1 * DRAWER_TRAVEL), 1).ravel()
 
 
-def _worded(*wordings: str) -> tuple[tuple[str, ...], ...]:
-    return tuple(tuple(w.format(colour=c) for w in wordings) for c in COLOURS)
+def _filled(goals: Sequence[dict[str, str]], *wordings: str) -> tuple[tuple[str, ...], ...]:
+    """The wordings of each goal, with its names filled in."""
+    return tuple(tuple(wording.format(**names) for wording in wordings) for names in goals)
 
 
-def _directed(*wordings: str) -> tuple[tuple[str, ...], ...]:
-    return tuple(
-        tuple(w.format(colour=c, direction=d) for w in wordings)
-        for c in COLOURS
-        for d in DIRECTIONS
-    )
-
-
-def _paired(*wordings: str) -> tuple[tuple[str, ...], ...]:
-    return tuple(
-        tuple(w.format(upper=COLOURS[a], lower=COLOURS[b]) for w in wordings) for a, b in PAIRS
-    )
+_COLOURED = [{"colour": c} for c in COLOURS]
+_worded = partial(_filled, _COLOURED)
+_directed = partial(_filled, [{**c, "direction": d} for c in _COLOURED for d in DIRECTIONS])
+_paired = partial(_filled, [{"upper": COLOURS[a], "lower": COLOURS[b]} for a, b in PAIRS])
 
 
 def _opened_or_closed(*verbs: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    return tuple(tuple(w.format(colour=c) for w in wordings) for c in COLOURS for wordings in verbs)
+    return tuple(_filled([names], *verb)[0] for names in _COLOURED for verb in verbs)
 
 
 TASKS = {

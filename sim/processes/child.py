@@ -2,8 +2,7 @@
 
 `sim.processes.processes` runs it as `python sim/processes/child.py SIMULATOR.py OPTIONS
 [LIFELINE]`, often with another Python than ours, so it needs only the standard library (3.10) and
-numpy. The simulator's output goes to stderr. Its file has a class `Simulator(**options)` with the
-methods of the protocol below.
+numpy. The simulator's output goes to stderr.
 """
 
 import sys
@@ -218,8 +217,7 @@ def _check(what: str, array: np.ndarray, shape: tuple[int, ...], dtype: type | N
 
 
 def _load(script: Path) -> Callable[..., Simulator]:
-    """The class `Simulator` in a file. The files beside it can be imported, but do not hide
-    installed packages."""
+    """The class `Simulator` in a file; installed packages come before the files beside it."""
     sys.path.append(str(script.resolve().parent))
     found = importlib.util.spec_from_file_location("chiliad_simulator", script)
     if found is None or found.loader is None or not script.is_file():

@@ -1,9 +1,8 @@
 """Slots with one simulator process each: a simulator that crashes, hangs or sends invalid messages
 affects only its own episode and is replaced.
 
-The processes may use another Python with other versions than ours (`sim.processes.interpreters`),
-and run in parallel, also while the policy computes. `sim.processes.child` runs in them. The parent
-never waits for one of them in particular.
+The processes (`sim.processes.child`) may use another Python (`sim.processes.interpreters`), and run
+in parallel, also while the policy computes; the parent never waits for one in particular.
 """
 
 import json
@@ -199,8 +198,7 @@ class Processes:
             self._selector.register(process.requests, selectors.EVENT_WRITE, i)
 
     def _wait(self, until: float) -> bool:
-        """Waits for an event, at most until `until` or until a slot counts as hung; True if `wake`
-        was called."""
+        """Waits for an event until `until`, or until a slot hangs; True if `wake` was called."""
         woken = False
         working = [s.process.deadline for s in self._slots if s.process and s.working]
         wait = min([until, *working]) - time.monotonic()
@@ -280,6 +278,25 @@ class Processes:
         slot.busy = slot.running = False
         error = f"The simulator of slot {i} {what}"
         self._ready.append(failed(i, self.spec, error, slot.goal))
+
+
+def open_tasks(
+    simulator: Path,
+    python: Path,
+    options: Mapping[str, Any],
+    remedy: str,
+    tasks: tuple[str, ...],
+    count: int,
+    size: int,
+    *,
+    patience: float = 60.0,
+) -> Processes:
+    """`Suite.open` for a simulator whose options are its `tasks`, the `size` of its pictures and
+    the given ones; other arguments and errors as `Processes`."""
+    options = {**options, "tasks": tasks, "size": size}
+    return Processes(
+        simulator, count, python=python, options=options, patience=patience, remedy=remedy
+    )
 
 
 @dataclass

@@ -125,8 +125,7 @@ class SimulatorProcess:
         os.close(self._lifeline)
 
     def _ends(self, within: float) -> bool:
-        """True if the process ends in time. Leaves it a zombie, so that its pid is not reused
-        before `kill`."""
+        """True if the process ends in time; it stays a zombie, so that its pid is not reused."""
         until = time.monotonic() + within
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
         while os.waitid(os.P_PID, self._child.pid, flags) is None:

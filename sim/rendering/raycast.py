@@ -142,7 +142,6 @@ class _Faces:
         return jax.lax.bitcast_convert_type(distance, jnp.int32) & ~self.mask | face
 
     def distance(self, key: Int[Array, "*r"]) -> Float[Array, "*r"]:
-        """The distance that the key holds."""
         return jax.lax.bitcast_convert_type(key & ~self.mask, jnp.float32)
 
 
@@ -155,7 +154,6 @@ class _Scene(NamedTuple):
     are along the camera's axis."""
 
     def rays(self, geom: int, x: Any, y: Any) -> Rays:
-        """Directions of all rays."""
         a, b, c = self.turn[geom].T
         return tuple(a[i] * x + b[i] * y + c[i] for i in range(3))
 
@@ -207,8 +205,7 @@ def _nearest(faces: _Faces, x: Any, y: Any, scene: _Scene) -> Int[Array, "*r"]:
 def _direct(
     faces: _Faces, x: Any, y: Any, shadows: bool, nearest: Any, scene: _Scene, sun: Any
 ) -> Float[Array, "*r"]:
-    """Share of the light that falls on the point that each ray meets; for flat faces, all or
-    nothing."""
+    """Share of the light on the point that each ray meets; for flat faces, all or nothing."""
     distance, face = faces.distance(nearest), nearest & faces.mask
     direct = jnp.ones(face.shape)
     shaded = jnp.zeros(face.shape, bool)

@@ -1,9 +1,8 @@
 """One HTML file with the results of a run: success compared with its controls, videos, training and
 time.
 
-It needs no network, no script and no second file, so it can be mailed and will still open in ten
-years. It follows the reader's light or dark theme. All text from users (prompts, names,
-configuration) is escaped.
+It needs no network, no script and no second file, and follows the reader's light or dark theme. All
+text from users (prompts, names, configuration) is escaped.
 """
 
 import math
@@ -135,8 +134,7 @@ def _video(clip: Clip, episode: Episode, fps: int, report: Report) -> str:
 
 
 def _outcome(e: Episode) -> tuple[bool | None, str]:
-    """True if the robot did what it was told, None if that is not measured, and the outcome in
-    words."""
+    """True if the robot did as told, None if that is not measured, and the outcome in words."""
     if e.goal == e.named_goal:
         return e.success, "success" if e.success else "failure"
     if e.named_achieved:

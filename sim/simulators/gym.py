@@ -21,7 +21,7 @@ class Simulator:
     """The simulator of one task, the environment's own.
 
     Args:
-      environment: the environment's id; "module:ID" imports the module that registers it.
+      tasks: the environment's id alone; "module:ID" imports the module that registers it.
       size: pixels along the edge of a picture; the environment's pictures are scaled, and padded if
         they are not square.
       prompts: wordings of the task.
@@ -31,12 +31,13 @@ class Simulator:
 
     def __init__(
         self,
-        environment: str,
+        tasks: Sequence[str],
         size: int,
         prompts: Sequence[str],
         max_steps: int | None = None,
         arguments: dict[str, Any] | None = None,
     ) -> None:
+        (environment,) = tasks
         made: dict[str, Any] = {"disable_env_checker": True, **(arguments or {})}
         if max_steps is not None:
             made["max_episode_steps"] = max_steps

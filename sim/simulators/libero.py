@@ -192,8 +192,7 @@ class Simulator:
         return drawn[::-1, ::-1]
 
     def _build(self, goal: int) -> None:
-        """Loads a task's scene once; by default, LIBERO loads it at every reset, which takes
-        seconds."""
+        """Loads a task's scene once; LIBERO itself would at every reset, which takes seconds."""
         from libero.libero.envs import OffScreenRenderEnv
 
         if self.env is not None:

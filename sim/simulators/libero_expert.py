@@ -238,8 +238,7 @@ class Expert:
             yield self._towards(hold + 0.08 * UP, CLOSED)
 
     def _carry(self) -> Generator[np.ndarray, None, bool]:
-        """Moves over the place, above obstacles on the way; returns whether the object is still
-        held."""
+        """Moves over the place, above obstacles; returns whether the object is still held."""
         others, place = self.scene.boxes(self.target), self.place()
         hangs = self.scene.points(self.target)[:, 2].min() - self.scene.hand()[0][2]
         clear = highest(others, self.scene.pose(self.target)[0], place, 0.06) + 0.03

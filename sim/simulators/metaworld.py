@@ -1,9 +1,8 @@
 """Meta-World (Yu et al. 2019; McLean et al. 2025) from the package metaworld: its 50 tasks with a
 Sawyer arm, with observations for a policy that reads prompts, and its scripted experts.
 
-The state is proprioception alone. The positions of objects and goals must be seen in the pictures:
-goal markers stand where the package intends them, also in the first picture, in which the package's
-own markers lag.
+The state is proprioception alone; objects and goals must be seen in the pictures. Goal markers
+stand where the package intends them, also in the first picture, in which its own markers lag.
 """
 
 from collections.abc import Sequence

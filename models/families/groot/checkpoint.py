@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from models.checkpoints.layout import exported
-from models.checkpoints.rename import Shape, our_shapes
+from models.checkpoints.rename import our_shapes
 from models.checkpoints.safetensors_format import new_model, write_file
 from models.checkpoints.sources import CheckpointSource, open_safetensors
 from models.families.groot.eagle_turn import EagleTurn
@@ -88,7 +88,8 @@ def config(source: CheckpointSource, values: dict[str, Any]) -> GrootConfig:
         count = heads(width, settings, default, name)
         return TransformerConfig(depth=depth, heads=count, head_dim=width // count)
 
-    shapes = _sized(source)
+    incomplete = f"{source.where} is not a complete GR00T-N1.5 checkpoint"
+    shapes = our_shapes(TABLE, source.shapes, needed=_SIZED, where=incomplete)
     vision_depth, vision_width = shapes["vision/blocks/norm1/scale"]
     tokens, patch = shapes["vision/position"][0], math.isqrt(shapes["vision/embed/kernel"][0] // 3)
     vocabulary, width = shapes["embedding"]
@@ -97,7 +98,7 @@ def config(source: CheckpointSource, values: dict[str, Any]) -> GrootConfig:
     kinds, action_dim, _ = shapes["action_encoder/action/kernel"]
     _, state_dim, hidden = shapes["state_encoder/hidden/kernel"]
     depth, head_dim = shapes["language/layers/attention/q_norm/scale"]
-    q, k = (source.shapes[f"{LANGUAGE}model.layers.0.self_attn.{x}_proj.weight"] for x in "qk")
+    q, k = (source.shapes[f"{LANGUAGE}.model.layers.0.self_attn.{x}_proj.weight"] for x in "qk")
     return GrootConfig(
         vision=SiglipConfig(
             width=vision_width,
@@ -194,8 +195,7 @@ def write(policy: Policy, target: Path) -> None:
 
 
 def _checked(policy: Policy) -> list[str]:
-    """Names of the cameras in modality.json, for a policy whose inputs NVIDIA's code would prepare
-    as we do."""
+    """Names of cameras in modality.json, for a policy whose inputs NVIDIA's code prepares alike."""
     if policy.processor is None:
         return []
     _, robot = eagle_robot(policy, "NVIDIA")
@@ -288,18 +288,6 @@ def _check_variant(config: Mapping[str, Any], where: str) -> None:
                 f"{where}: config.json has {path} = {value!r}; only {expected!r}, as in the "
                 f"released GR00T-N1.5, is supported."
             )
-
-
-def _sized(source: CheckpointSource) -> dict[str, Shape]:
-    """Shapes of our parameters, including all that sizes are read from."""
-    shapes = our_shapes(TABLE, source.shapes)
-    absent = [TABLE.by_path[path].theirs for path in _SIZED if path not in shapes]
-    if absent:
-        raise ValueError(
-            f"{source.where} is not a complete GR00T-N1.5 checkpoint; these arrays, which "
-            f"determine the model's sizes, are missing: {', '.join(absent)}."
-        )
-    return shapes
 
 
 def _values(config: GrootConfig, dtype: str) -> dict[str, Any]:

@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from models.checkpoints.safetensors_format import map_file
+from models.checkpoints.lerobot_pipeline import PREPROCESSOR, read_statistics, read_steps
 from models.config import from_json
 from models.families.groot.checkpoint import METADATA, MODALITY
 from models.families.groot.eagle_turn import DEFAULT, EagleTurn
 from models.families.groot.modality import Modality, read_modality
 from models.families.groot.model import TAGS, GrootConfig
-from models.files.bounds import check_name
 from models.files.foreign_json import read_json, section
 from models.inputs.bpe import ByteBpe, has_tokenizer
 from models.inputs.embodiment import Embodiment, Normalizer
@@ -27,7 +26,6 @@ from models.inputs.pictures import Stretched, StretchedMiddle
 from models.inputs.processor import Processor
 from models.inputs.raw import RawKeys
 
-_PROCESSOR = "policy_preprocessor.json"
 _TURNED = ("gr1", "oxe_droid", "agibot_genie1")
 """Tags of the base model's own robots. Their data configs convert state or actions: to sines and
 cosines, or to six numbers per rotation."""
@@ -56,11 +54,13 @@ def groot_policy(
     values = _config(root)
     if _is_lerobots(root, values):
         tag, acting = _lerobot(root, values)
-        _check_only(root, robot, tag)
+        if robot not in (None, tag):
+            raise ValueError(f"{root} acts only as '{tag}', not as '{robot}'; leave out the robot.")
     elif (root / METADATA).is_file() and (robot or modality or len(read_json(root / METADATA)) < 2):
         beside = root / MODALITY
         modality = beside if modality is None and beside.is_file() else modality
-        tag, acting = _nvidia(root / METADATA, robot, modality)
+        acting = _nvidia(root / METADATA, robot, modality)
+        tag = acting.name
     else:
         return config, None
     config = config.for_robots([tag])
@@ -83,7 +83,7 @@ def robots(path: Path) -> dict[str, Callable[[], Embodiment]]:
     if not file.is_file():
         return {}
     modality = beside if beside.is_file() else None
-    return {tag: partial(_nvidias_robot, file, tag, modality) for tag in read_json(file)}
+    return {tag: partial(_nvidia, file, tag, modality) for tag in read_json(file)}
 
 
 def released_processor(path: Path, config: GrootConfig) -> Processor:
@@ -127,12 +127,7 @@ def _config(root: Path) -> dict[str, Any]:
 
 
 def _is_lerobots(root: Path, values: dict[str, Any]) -> bool:
-    return values.get("type") == "groot" and (root / _PROCESSOR).is_file()
-
-
-def _check_only(root: Path, robot: str | None, tag: str) -> None:
-    if robot not in (None, tag):
-        raise ValueError(f"{root} acts only as '{tag}', not as '{robot}'; leave out the robot.")
+    return values.get("type") == "groot" and (root / PREPROCESSOR).is_file()
 
 
 def _lerobot(root: Path, values: dict[str, Any]) -> tuple[str, Embodiment]:
@@ -140,24 +135,22 @@ def _lerobot(root: Path, values: dict[str, Any]) -> tuple[str, Embodiment]:
     features = section(values, "input_features", where)
     kinds = {name: section(features, name, where).get("type") for name in features}
     cameras = tuple(sorted(name for name, kind in kinds.items() if kind == "VISUAL"))
-    file = root / _PROCESSOR
-    steps = read_json(file).get("steps")
+    file = root / PREPROCESSOR
     packs = [
         step
-        for step in (steps if isinstance(steps, list) else [])
-        if isinstance(step, dict) and str(step.get("registry_name")).startswith("groot_pack_inputs")
+        for step in read_steps(file)
+        if str(step.get("registry_name")).startswith("groot_pack_inputs")
     ]
-    if not packs or not isinstance(packs[0].get("state_file"), str):
+    if not packs or "state_file" not in packs[0]:
         raise ValueError(
             f"{file} has no step groot_pack_inputs with statistics; copy the policy's processor "
             f"files again."
         )
     told = section(packs[0], "config", str(file))
-    check_name(f"{file}: state_file", packs[0]["state_file"])
     for name, wanted in (("normalize_min_max", True), ("formalize_language", False)):
         if told.get(name, wanted) is not wanted:
             raise ValueError(f"{file}: {name} is {told[name]!r}; only {wanted} is supported.")
-    statistics, _ = map_file(root / packs[0]["state_file"])
+    statistics = read_statistics(file, packs[0])
     tag = str(told.get("embodiment_tag"))
     known = section(told, "embodiment_mapping", str(file))
     row = known.get(tag, 0)
@@ -180,7 +173,7 @@ def _lerobot(root: Path, values: dict[str, Any]) -> tuple[str, Embodiment]:
     return (tag if TAGS.get(tag) == row else str(row)), robot
 
 
-def _nvidia(file: Path, robot: str | None, modality: Path | None) -> tuple[str, Embodiment]:
+def _nvidia(file: Path, robot: str | None, modality: Path | None) -> Embodiment:
     known = read_json(file)
     tag = robot or (next(iter(known)) if len(known) == 1 else None)
     if tag is None or tag not in known:
@@ -205,7 +198,7 @@ def _nvidia(file: Path, robot: str | None, modality: Path | None) -> tuple[str, 
     parts, where = read_modality(modality), f"{file}: {tag}"
     _check_plain(section(told, "modalities", where), parts, where)
     statistics = section(told, "statistics", where)
-    return tag, Embodiment(
+    return Embodiment(
         tag,
         tuple(parts.video),
         _scales(statistics, "state", parts.state, _STILL_STATE, where),
@@ -217,10 +210,6 @@ def _nvidia(file: Path, robot: str | None, modality: Path | None) -> tuple[str, 
             DEFAULT,
         ),
     )
-
-
-def _nvidias_robot(file: Path, tag: str, modality: Path | None) -> Embodiment:
-    return _nvidia(file, tag, modality)[1]
 
 
 def _check_plain(modalities: dict[str, Any], parts: Modality, where: str) -> None:

@@ -47,8 +47,8 @@ def write(policy: Policy, target: Path) -> None:
     config, params = merge(policy.model.config, policy.params)
     arrays = exported(params, TABLE, "A GR00T-N1.5 checkpoint of LeRobot's")
     # There, tied tensors have one name and loading is strict; nothing reads the pooling head.
-    arrays[f"{LANGUAGE}lm_head.weight"] = arrays.pop(f"{LANGUAGE}model.embed_tokens.weight")
-    arrays |= {f"{VISION}head.{name}": (shape, _zero) for name, shape in _pooling(config).items()}
+    arrays[f"{LANGUAGE}.lm_head.weight"] = arrays.pop(f"{LANGUAGE}.model.embed_tokens.weight")
+    arrays |= {f"{VISION}.head.{name}": (shape, _zero) for name, shape in _pooling(config).items()}
     target.mkdir(parents=True, exist_ok=True)
     named = {_PREFIX + name: entry for name, entry in arrays.items()}
     write_file(file, named, jnp.dtype("float32"), {"format": "pt"})

@@ -1,10 +1,9 @@
 """GR00T-N1.5 (arXiv 2503.14734): a vision-language model, an adapter over its features, and a
 flow-matching transformer with encoders and decoders of each embodiment's own.
 
-The released model and its PyTorch port, on packed rows: a sample costs only the views and tokens it
-has, nothing attends to padding, and what the actions read of the observation is computed once. The
-release trains its adapter and transformer with a dropout of 0.2; here it is optional. The release's
-flow time runs from noise at 0 to data at 1; only `time_bucket` reverses it.
+The released model on packed rows: a sample costs only the views and tokens it has, nothing attends
+to padding, and what the actions read of the observation is computed once. The release's flow time
+runs from noise at 0 to data at 1; only `time_bucket` reverses it.
 """
 
 import math
@@ -36,7 +35,7 @@ from models.layers.dropout import folded, sample_keys
 from models.layers.film import image_prompts
 from models.layers.functional import Functional, Params
 from models.layers.gemma import Cache, Modulations
-from models.layers.layers import Compute, Remat
+from models.layers.layers import Compute
 from models.layers.pipeline import staged
 from models.layers.qwen3 import Qwen, QwenConfig
 from models.layers.recomputation import with_remat
@@ -188,7 +187,6 @@ class GrootConfig(ModelConfig, family="groot"):
 
     @property
     def tokens_per_image(self) -> int:
-        """Places that one view fills."""
         return self.vision.tokens(self.image_size)
 
     def build(self) -> "Groot":
@@ -208,19 +206,12 @@ class GrootConfig(ModelConfig, family="groot"):
             Stack(dit.depth, dit.width, acting, 0),
         )
 
-    def recomputing(self, remat: Remat) -> "GrootConfig":
-        """The same config with this much of every stack's forward pass recomputed in backward."""
-        return with_remat(self, remat)
+    recomputing = with_remat
 
     @property
     def pipelined(self) -> tuple[int, ...]:
         """Depths of the stacks that stages share; the transformer's is in pairs of layers."""
         return self.language.depth, self.adapter.depth, self.dit.depth // 2
-
-    @property
-    def adapted(self) -> bool:
-        stacks = (self.vision, self.language, self.adapter, self.dit)
-        return any(stack.lora is not None for stack in stacks)
 
     state_input = "suffix"
     acting: ClassVar[tuple[str, ...]] = ("padding",)
@@ -239,26 +230,21 @@ class Groot:
     config: GrootConfig
 
     stacked = r"^(vision/blocks|language/layers|adapter/blocks|dit/(cross|self)_blocks)/"
-    """A regex that matches the paths of the parameters of stacks, see `models.layers.stack`."""
+    groups: ClassVar[dict[str, str]] = {
+        "vision": "vision",
+        "language": "embedding|language",
+        "action": "adapter|dit|state_|action_|future_tokens|positions",
+        "visual": "vision",
+        "llm": "embedding|language",
+        "projector": "state_|action_|positions",
+        "diffusion_model": "dit",
+    }
 
     @property
     def sharding_rules(self) -> Rules:
         return SHARDING_RULES
 
-    @property
-    def groups(self) -> dict[str, str]:
-        return {
-            "vision": "vision",
-            "language": "embedding|language",
-            "action": "adapter|dit|state_|action_|future_tokens|positions",
-            "visual": "vision",
-            "llm": "embedding|language",
-            "projector": "state_|action_|positions",
-            "diffusion_model": "dit",
-        }
-
     def init(self, key: PRNGKeyArray) -> Params:
-        """Random parameters, f32, as a nested dict."""
         return self._modules.init(key)
 
     def loss(
@@ -279,23 +265,12 @@ class Groot:
         weight = batch.action_mask * batch.weight[..., None, None]
         return jnp.sum(error.mean(2) * weight), jnp.sum(weight)
 
-    def velocity(
-        self,
-        params: Params,
-        batch: PackedBatch,
-        noised: Float[Array, "r k c h a"],
-        time: Float[Array, "r k c"],
-    ) -> Float[Array, "r k c h a"]:
-        """Velocity of C noised chunks per sample at their own flow times, f32."""
-        return self.field(params, batch)(noised, time).velocity
-
     def observe(self, params: Params, batch: PackedBatch) -> Float[Array, "r p w"]:
         """The language model's features of the prefix, for `field`. Depends only on the parameters
         that `observing` names."""
         return self._modules.bind(params).features(deal(batch))
 
     observing = r"^(vision|embedding|language)(/|$)"
-    """A regex that matches (`re.search`) the paths of the parameters that `observe` reads."""
 
     def field(
         self,
@@ -314,7 +289,6 @@ class Groot:
 
     @property
     def feature_width(self) -> int:
-        """Width of the field's features."""
         return self.config.hidden
 
     def sample_actions(
@@ -398,8 +372,7 @@ class _Modules(nnx.Module):
         return self.language(x, batch.prefix_segment, batch.prefix_position)
 
     def _prompts(self, batch: PackedBatch, text: Float[Array, "r t w"]) -> Float[Array, "b w"]:
-        """Each picture's prompt, scaled as in π: this embedding is initialised with variance
-        1/w."""
+        """Each picture's prompt, scaled as in π: this embedding begins with variance 1/w."""
         return image_prompts(batch, text * text.shape[-1] ** 0.5, self.config.tokens_per_image)
 
     def observe(
@@ -429,8 +402,7 @@ class _Modules(nnx.Module):
         return _Observed(cache, self.state_encoder(state, batch.embodiment))
 
     def ahead(self, time: Float[Array, " s"]) -> Modulations | None:
-        """Modulations at flow times; None on a mesh with stages, whose layers are given what they
-        read by rows."""
+        """Modulations at flow times; None with stages, whose layers get what they read by rows."""
         return None if axis_size("stage") > 1 else self.dit.modulations(time_bucket(time))
 
     def act(

@@ -101,7 +101,7 @@ def lerobot_policy(path: Path, info: CheckpointInfo, told: PiOptions) -> tuple[A
         )
     _ask(path, questions)
     cameras = found.cameras or CAMERAS
-    robot = _in_model_units("model units", cameras, *dims)
+    robot = _in_model_units(cameras, *dims)
     robot = replace(
         robot,
         absent=tuple(name for name in cameras if _EMPTY.search(name)),
@@ -151,9 +151,7 @@ def lerobot_processor(path: Path, info: CheckpointInfo, config: Any) -> Processo
 
 def _familys(config: Any) -> Any:
     """The family's own preparation, for a robot in the model's units."""
-    return config.processor(
-        [_in_model_units("model units", (), config.state_dim, config.action_dim)]
-    )
+    return config.processor([_in_model_units((), config.state_dim, config.action_dim)])
 
 
 def _lerobots(config: Any, found: lerobot.LerobotConfig, padded: bool, dark: bool) -> Processor:
@@ -170,7 +168,6 @@ def _lerobots(config: Any, found: lerobot.LerobotConfig, padded: bool, dark: boo
 
 
 def _openpis(config: Any, row: Released | None, padded: bool = False) -> Processor:
-    """openpi's preparation."""
     own = _familys(config)
     limit = (row.text if row else None) or _TEXT_LIMITS[_family(config)]
     fast = _family(config) == "pi0_fast"
@@ -216,7 +213,7 @@ def _openpi(
     if family != "pi0_fast":
         config = replace(config, state_input=_form(state))
     dims = known.state_dims or config.state_dim, known.action_dims or config.action_dim
-    robot = _in_model_units("model units", known.cameras or CAMERAS, *dims)
+    robot = _in_model_units(known.cameras or CAMERAS, *dims)
     robot = replace(robot, absent=known.absent, keys=known.keys, adapter=known.adapter)
     if file is not None:
         scaling = known.normalization or _NORMALIZATION[family]
@@ -306,12 +303,12 @@ def _statistics(path: Path, row: Released | None, told: PiOptions) -> tuple[str,
     return name, found.get(name)
 
 
-def _in_model_units(name: str, cameras: tuple[str, ...], states: int, actions: int) -> Embodiment:
-    return Embodiment(name, cameras, Normalizer.identity(states), Normalizer.identity(actions))
+def _in_model_units(cameras: tuple[str, ...], states: int, actions: int) -> Embodiment:
+    units = Normalizer.identity(states), Normalizer.identity(actions)
+    return Embodiment("model units", cameras, *units)
 
 
 def _finished(robot: Embodiment, relative: tuple[int, ...]) -> Embodiment:
-    """The robot with its relative dims."""
     dims = min(len(robot.state.offset), len(robot.actions.offset))
     wrong = [d for d in relative if not 0 <= d < dims]
     if wrong:

@@ -85,8 +85,7 @@ def write_lerobot(policy: Policy, target: Path) -> None:
 
 
 def _check_form(config: PiConfig, code: str, known: tuple[tuple[str, str], ...]) -> None:
-    """Raises ValueError unless the other code has a model that takes flow time and reads the state
-    as this one does."""
+    """Raises ValueError unless the other code has models of this time and state input."""
     if (config.time, config.state_input) not in known:
         remedy = "chiliad or openpi" if (config.time, config.state_input) in _OPENPI else "chiliad"
         forms = " or ".join(f"'{time}' and '{state}'" for time, state in known)

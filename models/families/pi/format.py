@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from models.checkpoints.lerobot_pipeline import PREPROCESSOR
 from models.checkpoints.sources import open_orbax
 from models.checkpoints.statistics_file import read_scales
 from models.families.pi import export, lerobot, openpi
@@ -61,13 +62,13 @@ def _openpi_statistics(folder: Path) -> Mapping[str, ReadScales]:
 
 
 def _lerobot_statistics(folder: Path) -> Mapping[str, ReadScales]:
-    known = (folder / "policy_preprocessor.json").is_file()
+    known = (folder / PREPROCESSOR).is_file()
     return {"": partial(_in_processor, folder)} if known else {}
 
 
 def _in_processor(folder: Path, state: Scaling, actions: Scaling) -> tuple[Normalizer, Normalizer]:
     """Scales from LeRobot's files, whose processor says by what each feature is scaled."""
-    modes, file = read_modes(folder), folder / "policy_preprocessor.json"
+    modes, file = read_modes(folder), folder / PREPROCESSOR
 
     def scale(what: str, feature: str, wanted: Scaling) -> Normalizer:
         if feature not in modes:

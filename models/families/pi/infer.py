@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from models.checkpoints.rename import Shape, Table, our_shapes
 from models.checkpoints.sources import CheckpointSource
@@ -10,19 +11,14 @@ from models.layers.gemma import GemmaConfig
 from models.layers.layers import Lora
 from models.layers.siglip import SiglipConfig
 
-_NEEDED = (
+_PREFIX = (
     "vision/embed/kernel",
     "vision/position",
     "vision/blocks/q/kernel",
     "vision/blocks/up/kernel",
     "embedding",
-    "action_in/kernel",
-    *(
-        f"{stack}/layers/{path}/kernel"
-        for stack in ("language", "expert")
-        for path in ("attention/q", "attention/k", "mlp/gate")
-    ),
 )
+_STACK = ("attention/q/kernel", "attention/k/kernel", "mlp/gate/kernel")
 
 
 def pi_config(
@@ -41,23 +37,12 @@ def pi_config(
       ValueError: parameters that determine sizes are missing (all of them are listed), or the sizes
         contradict each other.
     """
-    shapes = our_shapes(table, source.shapes, known)
     reads_state = "state_in/kernel" in table.by_path
-    needed = (*_NEEDED, *(["state_in/kernel"] if reads_state else []))
-    missing = [f"{path} ({table.by_path[path].theirs})" for path in needed if path not in shapes]
-    if missing:
-        raise ValueError(
-            f"{source.where} is not a complete π0 or π0.5 checkpoint; these arrays, which "
-            f"determine the model's sizes, are missing: {', '.join(missing)}."
-        )
-    vision = siglip_config(shapes)
+    also = ("action_in/kernel", *(["state_in/kernel"] if reads_state else []))
+    shapes, sizes = stack_sizes(source, table, "π0 or π0.5", known, ("language", "expert"), also)
     action_dim = shapes["action_in/kernel"][0]
     return PiConfig(
-        vision=vision,
-        language=gemma_config(shapes, "language"),
-        expert=gemma_config(shapes, "expert"),
-        image_size=math.isqrt(shapes["vision/position"][0]) * vision.patch,
-        vocabulary=shapes["embedding"][0],
+        **sizes,
         state_dim=shapes["state_in/kernel"][0] if reads_state else action_dim,
         action_dim=action_dim,
         horizon=horizon,
@@ -66,20 +51,32 @@ def pi_config(
     )
 
 
-def siglip_config(shapes: Mapping[str, Shape]) -> SiglipConfig:
-    """Sizes of the vision tower, from the shapes of its parameters."""
-    blocks = shapes["vision/blocks/q/kernel"]
-    return SiglipConfig(
-        width=shapes["vision/position"][1],
-        depth=blocks[0],
-        hidden=shapes["vision/blocks/up/kernel"][2],
-        heads=blocks[2],
-        patch=math.isqrt(shapes["vision/embed/kernel"][0] // 3),
-    )
+def stack_sizes(
+    source: CheckpointSource,
+    table: Table,
+    what: str,
+    known: Mapping[str, int] | None,
+    stacks: tuple[str, ...],
+    also: tuple[str, ...] = (),
+) -> tuple[dict[str, Shape], dict[str, Any]]:
+    """Shapes of a checkpoint's parameters, and those fields of a config that give the sizes of its
+    vision tower, embedding and `stacks`; raises as `pi_config`, also if parameters `also` are
+    missing."""
+    needed = (*_PREFIX, *also, *(f"{name}/layers/{path}" for name in stacks for path in _STACK))
+    where = f"{source.where} is not a complete {what} checkpoint"
+    shapes = our_shapes(table, source.shapes, known, needed, where)
+    blocks, (places, width) = shapes["vision/blocks/q/kernel"], shapes["vision/position"]
+    patch = math.isqrt(shapes["vision/embed/kernel"][0] // 3)
+    hidden = shapes["vision/blocks/up/kernel"][2]
+    return shapes, {
+        "vision": SiglipConfig(width, blocks[0], hidden, heads=blocks[2], patch=patch),
+        "image_size": math.isqrt(places) * patch,
+        "vocabulary": shapes["embedding"][0],
+        **{name: _gemma_config(shapes, name) for name in stacks},
+    }
 
 
-def gemma_config(shapes: Mapping[str, Shape], name: str) -> GemmaConfig:
-    """Sizes of the stack `name` and of its adapters, from the shapes of its parameters."""
+def _gemma_config(shapes: Mapping[str, Shape], name: str) -> GemmaConfig:
     depth, width, heads, head_dim = shapes[f"{name}/layers/attention/q/kernel"]
     return GemmaConfig(
         width=width,

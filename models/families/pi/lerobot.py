@@ -1,9 +1,7 @@
 """LeRobot's ports of π0 and π0.5, and openpi's own PyTorch files, which lack the leading `model.`.
 
-Names are those of Hugging Face's PaliGemma and Gemma with PyTorch's layouts ([out, in], heads
-merged), one tensor per layer. Up to LeRobot 0.4.4 the embedding is tied to `lm_head`, and only that
-name is saved. LeRobot 0.6.1 saves both, trains the embedding and no longer ties them, so the
-embedding is read.
+Names are those of Hugging Face's PaliGemma and Gemma. Up to LeRobot 0.4.4 the embedding is tied to
+`lm_head`, the only name saved; LeRobot 0.6.1 saves and unties both, and the embedding is read.
 """
 
 import json
@@ -18,9 +16,11 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from models.checkpoints.layout import exported
+from models.checkpoints.lerobot_pipeline import PREPROCESSOR, read_steps
 from models.checkpoints.rename import Rule, Table
 from models.checkpoints.safetensors_format import Entry, new_model, write_file
 from models.checkpoints.sources import CheckpointSource, open_safetensors
+from models.checkpoints.torch_rules import STACKED, linear, norms, projections, siglip
 from models.config import from_json
 from models.families.pi.infer import pi_config
 from models.families.pi.model import PiConfig
@@ -30,102 +30,22 @@ PyTree = Any
 
 _PALIGEMMA = "paligemma_with_expert.paligemma"
 _EXPERT = "paligemma_with_expert.gemma_expert"
-_VISION = f"{_PALIGEMMA}.model.vision_tower.vision_model"
-_BLOCK = f"{_VISION}.encoder.layers.{{l}}"
+_LAYER = f"{_EXPERT}.model.layers.{{l}}"
 _LANGUAGE = f"{_PALIGEMMA}.model.language_model"
 _VISION_HEADS = 16
-PREPROCESSOR = "policy_preprocessor.json"
-"""File with LeRobot's steps from an observation to the model's inputs."""
-
-
-def _linear(ours: str, theirs: str, *also: str) -> tuple[Rule, ...]:
-    return (
-        Rule(
-            f"{ours}/kernel",
-            f"{theirs}.weight",
-            "o i -> i o",
-            tuple(f"{name}.weight" for name in also),
-        ),
-        Rule(f"{ours}/bias", f"{theirs}.bias", "o -> o", tuple(f"{name}.bias" for name in also)),
-    )
-
-
-def _stacked(ours: str, theirs: str) -> tuple[Rule, ...]:
-    return (
-        Rule(f"{ours}/kernel", f"{theirs}.weight", "o i -> l i o"),
-        Rule(f"{ours}/bias", f"{theirs}.bias", "o -> l o"),
-    )
-
-
-def _layer_norm(ours: str, theirs: str, axes: str) -> tuple[Rule, ...]:
-    return (
-        Rule(f"{ours}/scale", f"{theirs}.weight", axes),
-        Rule(f"{ours}/bias", f"{theirs}.bias", axes),
-    )
-
-
-def _vision_heads(ours: str) -> tuple[Rule, ...]:
-    path, name = f"vision/blocks/{ours}", f"{_BLOCK}.self_attn.{ours}_proj"
-    return (
-        Rule(f"{path}/kernel", f"{name}.weight", "(h e) w -> l w h e"),
-        Rule(f"{path}/bias", f"{name}.bias", "(h e) -> l h e"),
-    )
-
-
-def _projections(ours: str, theirs: str) -> tuple[Rule, ...]:
-    attention, mlp = f"{ours}/layers/attention", f"{ours}/layers/mlp"
-    layer = f"{theirs}.layers.{{l}}"
-    return (
-        Rule(f"{attention}/q/kernel", f"{layer}.self_attn.q_proj.weight", "(n d) w -> l w n d"),
-        Rule(f"{attention}/k/kernel", f"{layer}.self_attn.k_proj.weight", "(g d) w -> l w g d"),
-        Rule(f"{attention}/v/kernel", f"{layer}.self_attn.v_proj.weight", "(g d) w -> l w g d"),
-        Rule(f"{attention}/out/kernel", f"{layer}.self_attn.o_proj.weight", "w (n d) -> l n d w"),
-        Rule(f"{mlp}/gate/kernel", f"{layer}.mlp.gate_proj.weight", "f w -> l w f"),
-        Rule(f"{mlp}/up/kernel", f"{layer}.mlp.up_proj.weight", "f w -> l w f"),
-        Rule(f"{mlp}/down/kernel", f"{layer}.mlp.down_proj.weight", "w f -> l f w"),
-    )
-
-
-def _norms(ours: str, theirs: str) -> tuple[Rule, ...]:
-    layers, layer = f"{ours}/layers", f"{theirs}.layers.{{l}}"
-    return (
-        Rule(f"{layers}/norm1/scale", f"{layer}.input_layernorm.weight", "w -> l w"),
-        Rule(f"{layers}/norm2/scale", f"{layer}.post_attention_layernorm.weight", "w -> l w"),
-        Rule(f"{ours}/norm/scale", f"{theirs}.norm.weight", "w -> w"),
-    )
-
 
 _HEAD = f"{_PALIGEMMA}.lm_head.weight"
 _SHARED = (
-    Rule(
-        "vision/embed/kernel",
-        f"{_VISION}.embeddings.patch_embedding.weight",
-        "w c=3 p p' -> (p p' c) w",
+    *siglip(
+        f"{_PALIGEMMA}.model.vision_tower.vision_model",
+        f"{_PALIGEMMA}.model.multi_modal_projector.linear",
     ),
-    Rule("vision/embed/bias", f"{_VISION}.embeddings.patch_embedding.bias", "w -> w"),
-    Rule("vision/position", f"{_VISION}.embeddings.position_embedding.weight", "n w -> n w"),
-    *_layer_norm("vision/blocks/norm1", f"{_BLOCK}.layer_norm1", "w -> l w"),
-    *_vision_heads("q"),
-    *_vision_heads("k"),
-    *_vision_heads("v"),
-    Rule("vision/blocks/out/kernel", f"{_BLOCK}.self_attn.out_proj.weight", "w (h e) -> l h e w"),
-    Rule("vision/blocks/out/bias", f"{_BLOCK}.self_attn.out_proj.bias", "w -> l w"),
-    *_layer_norm("vision/blocks/norm2", f"{_BLOCK}.layer_norm2", "w -> l w"),
-    *_stacked("vision/blocks/up", f"{_BLOCK}.mlp.fc1"),
-    *_stacked("vision/blocks/down", f"{_BLOCK}.mlp.fc2"),
-    *_layer_norm("vision/norm", f"{_VISION}.post_layernorm", "w -> w"),
-    *_linear("vision/head", f"{_PALIGEMMA}.model.multi_modal_projector.linear"),
-    Rule(
-        "embedding",
-        f"{_LANGUAGE}.embed_tokens.weight",
-        "v w -> v w",
-        aliases=(_HEAD,),
-    ),
-    *_projections("language", _LANGUAGE),
-    *_norms("language", _LANGUAGE),
-    *_projections("expert", f"{_EXPERT}.model"),
-    *_linear("action_in", "action_in_proj"),
-    *_linear("action_out", "action_out_proj"),
+    Rule("embedding", f"{_LANGUAGE}.embed_tokens.weight", "v w -> v w", aliases=(_HEAD,)),
+    *projections("language", _LANGUAGE),
+    *norms("language", _LANGUAGE),
+    *projections("expert", f"{_EXPERT}.model"),
+    *linear("action_in", "action_in_proj"),
+    *linear("action_out", "action_out_proj"),
 )
 _UNREAD = (
     r"gemma_expert\.(lm_head|model\.embed_tokens)\.",
@@ -136,26 +56,23 @@ _UNREAD = (
 PI0 = Table(
     (
         *_SHARED,
-        *_norms("expert", f"{_EXPERT}.model"),
-        *_linear("state_in", "state_proj"),
-        *_linear("time_in", "action_time_mlp_in", "time_mlp_in"),
-        *_linear("time_out", "action_time_mlp_out", "time_mlp_out"),
+        *norms("expert", f"{_EXPERT}.model"),
+        *linear("state_in", "state_proj"),
+        *linear("time_in", "action_time_mlp_in", also=("time_mlp_in",)),
+        *linear("time_out", "action_time_mlp_out", also=("time_mlp_out",)),
     ),
     _UNREAD,
 )
 PI05 = Table(
     (
         *_SHARED,
-        *_stacked(
-            "expert/layers/norm1/modulation", f"{_EXPERT}.model.layers.{{l}}.input_layernorm.dense"
+        *linear("expert/layers/norm1/modulation", f"{_LAYER}.input_layernorm.dense", STACKED),
+        *linear(
+            "expert/layers/norm2/modulation", f"{_LAYER}.post_attention_layernorm.dense", STACKED
         ),
-        *_stacked(
-            "expert/layers/norm2/modulation",
-            f"{_EXPERT}.model.layers.{{l}}.post_attention_layernorm.dense",
-        ),
-        *_linear("expert/norm/modulation", f"{_EXPERT}.model.norm.dense"),
-        *_linear("time_in", "time_mlp_in", "action_time_mlp_in"),
-        *_linear("time_out", "time_mlp_out", "action_time_mlp_out"),
+        *linear("expert/norm/modulation", f"{_EXPERT}.model.norm.dense"),
+        *linear("time_in", "time_mlp_in", also=("action_time_mlp_in",)),
+        *linear("time_out", "time_mlp_out", also=("action_time_mlp_out",)),
     ),
     (*_UNREAD, r"^state_proj\.", r"gemma_expert\.model\..*norm\.weight$"),
 )
@@ -330,8 +247,7 @@ def _dim(features: dict[str, Any], name: str, where: str) -> int | None:
 
 
 def _relative(file: Path, values: dict[str, Any], dims: int) -> tuple[int, ...]:
-    """Action dims that LeRobot measures relative to the state, from the step of its preprocessor
-    that does so, or else from config.json."""
+    """Action dims relative to the state, by the preprocessor's step or else by config.json."""
     if step := _steps(file).get("relative_actions_processor"):
         told = section(step, "config", str(file.parent / PREPROCESSOR))
         used, excluded, names = (told.get(x) for x in ("enabled", "exclude_joints", "action_names"))
@@ -370,9 +286,7 @@ def _is_earlier(file: Path, values: dict[str, Any]) -> bool | None:
 def _steps(file: Path) -> dict[str, dict[str, Any]]:
     """Steps of the preprocessor beside config.json, by name."""
     path = file.parent / PREPROCESSOR
-    listed = read_json(path).get("steps") if path.is_file() else []
-    if not isinstance(listed, list) or not all(isinstance(step, dict) for step in listed):
-        raise ValueError(f"{path} has no list of steps; copy or download it again.")
+    listed = read_steps(path) if path.is_file() else []
     return {str(step.get("registry_name")): step for step in listed}
 
 
@@ -395,6 +309,12 @@ def _json(config: LerobotConfig, flat: dict[str, Any], kind: str, dtype: str) ->
     features = {name: {"type": "VISUAL", "shape": [3, side, side]} for name in config.cameras}
     features["observation.state"] = {"type": "STATE", "shape": [config.robot_state or state]}
     dims = config.robot_action or action_dim
+    actions = [f"action_{d:02d}" for d in range(dims)]
+    relative = {  # fields of LeRobot 0.5.1 and later
+        "use_relative_actions": True,
+        "relative_exclude_joints": [x for d, x in enumerate(actions) if d not in config.relative],
+        "action_feature_names": actions,
+    }
     return {
         "type": kind,
         "dtype": dtype,
@@ -406,18 +326,7 @@ def _json(config: LerobotConfig, flat: dict[str, Any], kind: str, dtype: str) ->
         "image_resolution": [side, side],
         "input_features": features,
         "output_features": {"action": {"type": "ACTION", "shape": [dims]}},
-        **(_relative_json(config, dims) if config.relative else {}),
+        **(relative if config.relative else {}),
         **({"num_inference_steps": config.euler_steps} if config.euler_steps != 10 else {}),
         **({"rtc_training_max_delay": config.rtc_max_delay} if config.rtc_max_delay else {}),
-    }
-
-
-def _relative_json(config: LerobotConfig, dims: int) -> dict[str, Any]:
-    """Fields of LeRobot 0.5.1 and later for actions that are relative to the state."""
-    names = [f"action_{d:02d}" for d in range(dims)]
-    kept = [name for d, name in enumerate(names) if d not in config.relative]
-    return {
-        "use_relative_actions": True,
-        "relative_exclude_joints": kept,
-        "action_feature_names": names,
     }

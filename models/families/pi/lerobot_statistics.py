@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from models.checkpoints.safetensors_format import map_file
-from models.files.bounds import LARGEST_DIMS, check_name
-from models.files.foreign_json import read_json, section
+from models.checkpoints.lerobot_pipeline import PREPROCESSOR, read_statistics, read_steps
+from models.files.bounds import LARGEST_DIMS
+from models.files.foreign_json import section
 from models.inputs.embodiment import Normalizer
 
 _STEP = "normalizer_processor"
@@ -36,20 +36,13 @@ def read_modes(path: Path) -> dict[str, tuple[str, Normalizer]]:
     """LeRobot's name of each feature's scaling, such as "MEAN_STD", and its scales. The empty
     result, arguments and errors are those of `read_normalizers`."""
     path = Path(path)
-    file = (path if path.is_dir() else path.parent) / "policy_preprocessor.json"
+    file = (path if path.is_dir() else path.parent) / PREPROCESSOR
     if not file.is_file():
         return {}
-    listed, where = read_json(file).get("steps"), str(file)
-    if not isinstance(listed, list) or not all(isinstance(step, dict) for step in listed):
-        raise ValueError(f"{file} has no list of steps; copy or download it again.")
-    steps = [step for step in listed if step.get("registry_name") == _STEP]
+    where, steps = str(file), [x for x in read_steps(file) if x.get("registry_name") == _STEP]
     if not steps or "state_file" not in steps[0]:
         return {}
-    state_file = steps[0]["state_file"]
-    if not isinstance(state_file, str):
-        raise ValueError(f"{file}: state_file is {str(state_file)[:80]!r}; expected a file's name.")
-    check_name(f"{file}: state_file", state_file)
-    statistics, _ = map_file(file.parent / state_file)
+    statistics = read_statistics(file, steps[0])
     config = section(steps[0], "config", where)
     features, modes = (section(config, name, where) for name in ("features", "norm_map"))
     normalizers = {}

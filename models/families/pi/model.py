@@ -42,7 +42,7 @@ from models.layers.gemma import (
     Modulations,
     Prefix,
 )
-from models.layers.layers import Compute, Remat, sincos_embedding
+from models.layers.layers import Compute, sincos_embedding
 from models.layers.pipeline import staged
 from models.layers.recomputation import with_remat
 from models.layers.siglip import Siglip, SiglipConfig
@@ -143,12 +143,6 @@ class PiConfig(ModelConfig, family="pi"):
         return {name: weight for name, weight in weights.items() if weight}
 
     @property
-    def adapted(self) -> bool:
-        stacks = (self.language, self.expert)
-        decoders = any(stack.attention_lora or stack.mlp_lora for stack in stacks)
-        return decoders or self.vision.lora is not None
-
-    @property
     def tokens_per_image(self) -> int:
         return self.vision.tokens(self.image_size)
 
@@ -167,9 +161,7 @@ class PiConfig(ModelConfig, family="pi"):
             Stack(expert.depth, expert.width, acting, 0),
         )
 
-    def recomputing(self, remat: Remat) -> "PiConfig":
-        """The same config with this much of every stack's forward pass recomputed in backward."""
-        return with_remat(self, remat)
+    recomputing = with_remat
 
     @property
     def pipelined(self) -> tuple[int, ...]:
@@ -186,22 +178,17 @@ class Pi:
     config: PiConfig
 
     stacked = r"^(vision/blocks|(language|expert)/layers)/"
-    """A regex that matches the paths of the parameters of stacks, see `models.layers.stack`."""
+    groups: ClassVar[dict[str, str]] = {
+        "vision": "vision",
+        "language": "embedding|language|state_in",
+        "action": "expert|action|time",
+    }
 
     @property
     def sharding_rules(self) -> Rules:
         return SHARDING_RULES
 
-    @property
-    def groups(self) -> dict[str, str]:
-        return {
-            "vision": "vision",
-            "language": "embedding|language|state_in",
-            "action": "expert|action|time",
-        }
-
     def init(self, key: PRNGKeyArray) -> Params:
-        """Random parameters, f32, as a nested dict."""
         return self._modules.init(key)
 
     def loss(
@@ -268,17 +255,6 @@ class Pi:
             terms |= {name: jnp.sum(mean * weight.sum((2, 3))) for name, mean in means.items()}
         return terms, jnp.sum(weight)
 
-    def velocity(
-        self,
-        params: Params,
-        batch: PackedBatch,
-        noised: Float[Array, "r k c h a"],
-        time: Float[Array, "r k c"] | Float[Array, "r k c h"],
-    ) -> Float[Array, "r k c h a"]:
-        """Velocity of C noised chunks per sample, f32, at a flow time for each chunk or for each of
-        its steps."""
-        return self.field(params, batch)(noised, time).velocity
-
     def observe(self, params: Params, batch: PackedBatch) -> Cache:
         """The language model's cache of the prefix, and of the subtask if the batch has one, for
         `field`; rows come before layers. Depends only on the parameters that `observing` names."""
@@ -286,7 +262,6 @@ class Pi:
 
     @property
     def observing(self) -> str:
-        """A regex that matches (`re.search`) the paths of the parameters that `observe` reads."""
         state = "|state_in" if self.config.state_input == "token" else ""
         return rf"^(vision|embedding|language{state})(/|$)"
 
@@ -300,7 +275,6 @@ class Pi:
 
     @property
     def feature_width(self) -> int:
-        """Width of the field's features."""
         return self.config.expert.width
 
     def predict_text(

@@ -74,8 +74,7 @@ def _kept_product(a: Array, b: Array, b_scale: Array) -> Float[Array, "m n"]:
 
 
 def _product(a: Float[Array, "m c"], b: Float[Array, "n c"], square: bool) -> Float[Array, "m n"]:
-    """a @ b.T in a's dtype, rounded in blocks along the contraction; b's blocks are `square` or as
-    narrow as a's."""
+    """a @ b.T in a's dtype, rounded in blocks; b's are `square` or as narrow as a's."""
     mesh = get_abstract_mesh()
     left = [axis for axis, size in mesh.shape.items() if size > 1 and axis not in mesh.manual_axes]
     if target().capability >= _HOPPER and not (left and mesh.manual_axes):

@@ -63,13 +63,6 @@ def add(total: Any, gradients: Any) -> Any:
     )
 
 
-def without_history(gradients: Any) -> Any:
-    """Gradients that an optimizer may see: zero where the leaf is a history."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, g: jnp.zeros_like(g) if is_history(path) else g, gradients
-    )
-
-
 def advance(updated: Any, params: Any, gradients: Any) -> Any:
     """`updated` with its histories replaced: those of `params`, with this step's magnitudes (in
     `gradients`, neither divided nor clipped) added in front and the oldest dropped."""
@@ -131,13 +124,11 @@ def _tensor_backward(saved: Any, g: Float[Array, "m n"]) -> tuple[Array, Array, 
 _tensor_dot.defvjp(_tensor_forward, _tensor_backward)
 
 
-def _product(
-    a: Array, b: Array, contract: tuple[int, int], scale: Array | None, dtype: Any
-) -> Array:
+def _product(a: Array, b: Array, contract: tuple[int, int], scale: Array, dtype: Any) -> Array:
     """The form that the GEMM rewriter recognises: a product of bare operands, then a scalar."""
     dims = (((contract[0],), (contract[1],)), ((), ()))
     y = jax.lax.dot_general(a, b, dims, preferred_element_type=dtype)
-    return y if scale is None else y * scale.astype(dtype)
+    return y * scale.astype(dtype)
 
 
 def _amax(x: Array) -> Float[Array, ""]:

@@ -37,7 +37,7 @@ def train(recipe: Any, steps: int, rate: float) -> Any:
     def step(params: Any, ema: Any, state: Any, batch: PackedBatch, i: Any) -> Any:
         loss = partial(model.loss, batch=batch, key=jax.random.fold_in(jax.random.key(1), i))
         (_, count), gradients = jax.value_and_grad(loss, has_aux=True)(params)
-        mean = jax.tree.map(lambda g: g / count, fp8.without_history(gradients))
+        mean = jax.tree.map(lambda g: g / count, _without_history(gradients))
         updates, state = optimizer.update(mean, state, params)
         updated = fp8.advance(optax.apply_updates(params, updates), params, gradients)
         ema = jax.tree.map(lambda e, p: 0.98 * e + 0.02 * p, ema, updated)
@@ -49,6 +49,13 @@ def train(recipe: Any, steps: int, rate: float) -> Any:
     for i in range(steps):
         params, ema, state = step(params, ema, state, batches[i % _TRAIN], i)
     return ema
+
+
+def _without_history(gradients: Any) -> Any:
+    """Gradients that an optimizer may see: zero where the leaf is a history."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, g: jnp.zeros_like(g) if fp8.is_history(path) else g, gradients
+    )
 
 
 def held_out_loss(params: Any, recipe: Any) -> float:

@@ -3,6 +3,7 @@ model continues the actions that a robot has committed to."""
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,7 @@ from tests.helpers.models.tiny_policy import (
     recorded_groot,
     tiny_policy,
 )
+from tests.helpers.models.velocity import velocity_of
 
 MOST = 2
 TRAINED = Pi(replace(CONFIG, rtc_max_delay=MOST))
@@ -76,7 +78,7 @@ def test_the_loss_is_that_of_the_paper_for_every_chunk_by_itself(params):
     actions, mask = np.asarray(batch.actions), np.asarray(batch.action_mask)
     time, noise = (np.asarray(x) for x in flow.draw(KEY, batch.sample_id, 2, (4, 6)))
     delay = np.asarray(flow.delays(KEY, batch.sample_id, 2, MOST))
-    velocity = jax.jit(TRAINED.velocity)
+    velocity = jax.jit(partial(velocity_of, TRAINED))
     total = counted = 0.0
     for c in range(2):
         noised, times = np.array(actions), np.zeros(actions.shape[:-1], np.float32)
@@ -132,7 +134,7 @@ def test_steps_of_one_flow_time_are_the_chunk_that_it_is_today(params, time):
     params = random_parameters(model)
     batch = pack([samples(7)], PACKED)
     times, noise = (np.asarray(x) for x in flow.draw(KEY, batch.sample_id, 2, (4, 6)))
-    velocity = jax.jit(model.velocity)
+    velocity = jax.jit(partial(velocity_of, model))
     whole = np.asarray(velocity(params, batch, noise, times))
     steps = np.tile(times[..., None], 4)
     np.testing.assert_allclose(velocity(params, batch, noise, steps), whole, atol=1e-5)
@@ -196,7 +198,7 @@ def test_what_is_sampled_stands_on_the_given_steps_at_every_denoising_step(polic
     (request,) = policy.prepare(openpi(1), KEYS[:1], previous=[last], committed=3)
     batch, model = policy.rows([request.sample]), policy.model
     x = np.asarray(flow.noise(request.key[None], batch.actions.shape[2:]))[:, None, None]
-    still, velocity = np.arange(6) < 3, jax.jit(model.velocity)
+    still, velocity = np.arange(6) < 3, jax.jit(partial(velocity_of, model))
     for t in (1.0, 0.5):
         x = np.where(still[:, None], batch.actions[:, :, None], x)
         times = np.where(still, np.float32(0), np.float32(t))[None, None, None]

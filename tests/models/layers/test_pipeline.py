@@ -8,7 +8,7 @@ from flax import nnx
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, use_abstract_mesh
 
 from models.layers.layers import Compute, Dense
-from models.layers.pipeline import Pipeline, bubble, check_pipeline, on_each_stage, staged
+from models.layers.pipeline import Pipeline, check_pipeline, on_each_stage, staged
 from models.layers.stack import scan_layers, stack_layers
 from models.sharding import shardings
 from parallel.mesh import MeshConfig, make_mesh
@@ -198,10 +198,10 @@ def test_an_impossible_pipeline_is_refused(sizes):
 
 
 def test_the_bubble_shrinks_with_micro_batches_and_repeats():
-    assert bubble(1, 4) == 0
-    assert bubble(4, 4) == pytest.approx(3 / 7)
-    assert bubble(4, 16) == pytest.approx(3 / 19)
-    assert bubble(4, 4, repeats=4) == pytest.approx(3 / 19)
+    assert Pipeline(4).bubble(1) == 0
+    assert Pipeline(4).bubble(4) == pytest.approx(3 / 7)
+    assert Pipeline(16).bubble(4) == pytest.approx(3 / 19)
+    assert Pipeline(4, repeats=4).bubble(4) == pytest.approx(3 / 19)
     assert Pipeline(repeats=2).bubble(3) == pytest.approx(2 / 8)
 
 

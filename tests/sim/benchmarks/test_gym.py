@@ -140,7 +140,7 @@ def test_what_cannot_be_observed_or_made_is_named(ours):
 
 
 def test_pictures_are_averaged_over_areas(python):
-    options = {"environment": "CartPole-v1", "size": 8, "prompts": ["balance"]}
+    options = {"tasks": ["CartPole-v1"], "size": 8, "prompts": ["balance"]}
     simulator = Path(__file__).parents[3] / "sim" / "simulators" / "gym.py"
     with Processes(simulator, 2, python=python, options=options) as slots:
         both = []

@@ -249,7 +249,8 @@ def deviations(
     @partial(jax.value_and_grad, has_aux=True)
     def loss(params: Any) -> tuple[Float[Array, ""], Float[Array, "b h"]]:
         noised, target = flow.interpolate(batch.actions[:, :, None], chunk, time)
-        error = (model.velocity(params, batch, noised, time) - target)[:, 0, 0] ** 2
+        velocity = model.field(params, batch)(noised, time).velocity
+        error = (velocity - target)[:, 0, 0] ** 2
         return error.mean(), error.mean(-1)
 
     (_, losses), gradients = loss(params)

@@ -5,30 +5,19 @@ LeRobot's files, the scores may have a separate table, which LeRobot no longer t
 embedding.
 """
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from models.checkpoints.rename import Rule, Table, our_shapes
+from models.checkpoints.rename import Rule, Table
 from models.checkpoints.sources import CheckpointSource
 from models.families.pi import lerobot, openpi
-from models.families.pi.fast.model import Pi0FastConfig
-from models.families.pi.infer import gemma_config, siglip_config
+from models.families.pi.fast.model import Pi0FastConfig, Writing
+from models.families.pi.infer import stack_sizes
 
 _KEPT = ("vision/", "language/", "embedding")
 _EXPERTS = re.compile(r"(einsum|mlp|norm)_1/|^(action|state|time)_")
 _HEAD = "paligemma_with_expert.paligemma.lm_head.weight"
-_NEEDED = (
-    "vision/embed/kernel",
-    "vision/position",
-    "vision/blocks/q/kernel",
-    "vision/blocks/up/kernel",
-    "embedding",
-    "language/layers/attention/q/kernel",
-    "language/layers/attention/k/kernel",
-    "language/layers/mlp/gate/kernel",
-)
 
 OPENPI = Table(tuple(rule for rule in openpi.PI05.rules if rule.ours.startswith(_KEPT)))
 _RULES = tuple(rule for rule in lerobot.PI05.rules if rule.ours.startswith(_KEPT))
@@ -40,7 +29,6 @@ LEROBOT_UNTIED = Table(
     ),
     lerobot.PI05.ignored,
 )
-TABLES = (OPENPI, LEROBOT, LEROBOT_UNTIED)
 
 
 def is_fast(source: CheckpointSource) -> bool:
@@ -66,18 +54,6 @@ def config(
     Raises:
       ValueError: parameters that determine sizes are missing (all of them are listed).
     """
-    shapes = our_shapes(table, source.shapes, known)
-    if missing := [f"{p} ({table.by_path[p].theirs})" for p in _NEEDED if p not in shapes]:
-        raise ValueError(
-            f"{source.where} is not a complete π0-FAST checkpoint; these arrays, which determine "
-            f"the model's sizes, are missing: {', '.join(missing)}."
-        )
-    vision = siglip_config(shapes)
-    return Pi0FastConfig(
-        vision=vision,
-        language=gemma_config(shapes, "language"),
-        image_size=math.isqrt(shapes["vision/position"][0]) * vision.patch,
-        vocabulary=shapes["embedding"][0],
-        head="head" in shapes,
-        writing="openpi" if table is OPENPI else "lerobot",
-    )
+    shapes, sizes = stack_sizes(source, table, "π0-FAST", known, ("language",))
+    writing: Writing = "openpi" if table is OPENPI else "lerobot"
+    return Pi0FastConfig(**sizes, head="head" in shapes, writing=writing)

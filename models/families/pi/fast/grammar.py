@@ -2,9 +2,8 @@
 always form a chunk, and the numbers that the tokens stand for.
 
 A FAST token is a run of bytes, which may begin or end inside a character of UTF-8, and each
-character is a coefficient (arXiv 2501.09747). So an automaton over UTF-8's states and the number of
-coefficients left decides for every token whether a whole chunk can still follow. Its tables are
-small enough to be read at every step on the device.
+character is a coefficient (arXiv 2501.09747). An automaton over UTF-8's states and the number of
+coefficients left decides at every step, on the device, after which tokens a chunk can still follow.
 """
 
 import json

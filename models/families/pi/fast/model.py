@@ -2,8 +2,8 @@
 itself, one FAST token after the other.
 
 Pictures and prompt are a prefix with bidirectional attention, the written tokens are causal, and
-the loss is their cross-entropy. Layers and packed rows are those of π0; sampling reads the prefix
-once and keeps every token's keys and values. Checked against openpi's `Pi0FAST`.
+the loss is their cross-entropy. Sampling reads the prefix once and keeps every token's keys and
+values.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ from models.inputs.prompts import TASK_AND_STATE, TemplatePrompt
 from models.inputs.tokenizer import SentencePiece, TextTokenizer
 from models.layers.functional import Functional, Params
 from models.layers.gemma import GEMMA_2B, Cache, GemmaConfig, Prefix
-from models.layers.layers import Compute, Remat
+from models.layers.layers import Compute
 from models.layers.recomputation import with_remat
 from models.layers.siglip import Siglip, SiglipConfig
 from models.model import ModelConfig, Stack
@@ -130,11 +130,6 @@ class Pi0FastConfig(ModelConfig, family="pi0_fast"):
     def cross_entropies(self) -> dict[str, float]:
         return {"action_tokens": 1.0}
 
-    @property
-    def adapted(self) -> bool:
-        language, vision = self.language, self.vision
-        return bool(language.attention_lora or language.mlp_lora or vision.lora)
-
     def build(self) -> "Pi0Fast":
         return Pi0Fast(self)
 
@@ -149,10 +144,7 @@ class Pi0FastConfig(ModelConfig, family="pi0_fast"):
             Stack(language.depth, language.width, places, keys),
         )
 
-    def recomputing(self, remat: Remat) -> "Pi0FastConfig":
-        """The same config with this much of every stack's forward pass recomputed in backward."""
-        return with_remat(self, remat)
-
+    recomputing = with_remat
     quantizable: ClassVar[str] = r"^(vision/blocks|language/layers/(attention|mlp))/"
 
 
@@ -170,7 +162,6 @@ class Pi0Fast:
     groups: ClassVar[dict[str, str]] = {"vision": "vision", "language": "embedding|head|language"}
 
     stacked = r"^(vision/blocks|language/layers)/"
-    """A regex that matches the paths of the parameters of stacks, see `models.layers.stack`."""
 
     @property
     def sharding_rules(self) -> Rules:
@@ -191,7 +182,6 @@ class Pi0Fast:
         return replace(self, grammar=grammar, top=tokens.top, opening=before)
 
     def init(self, key: PRNGKeyArray) -> Params:
-        """Random parameters, f32, as a nested dict."""
         return self._modules.init(key)
 
     def loss(
@@ -209,18 +199,6 @@ class Pi0Fast:
         means = targets.cross_entropies(hidden, modules.scorer, batch, kinds)
         weight = (batch.action_mask * batch.weight[..., None, None]).sum((2, 3))
         return jnp.sum(means["action_tokens"] * weight), jnp.sum(weight)
-
-    def predict_tokens(
-        self, params: Params, batch: PackedBatch, length: int, end: int
-    ) -> Int[Array, "r k length"]:
-        """The likeliest next tokens among all words, one by one, whether or not they spell a chunk;
-        all tokens after the first `end` are `end`."""
-        modules = self._modules.bind(params)
-        cache, last = modules.begun(batch)
-        return targets.greedy(
-            modules.language, modules.embedded, modules.scorer, cache,
-            slots=batch.state.shape[1], length=length, begin=last, end=end, gap=self._gap,
-        )  # fmt: skip
 
     def write(
         self, params: Params, batch: PackedBatch, noise: Float[Array, "r k h a"]

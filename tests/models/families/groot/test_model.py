@@ -88,7 +88,7 @@ def _measure(model, params, batch, noise, time):
     noised, target = flow.interpolate(batch.actions[:, :, None], noise, time)
 
     def total(params):
-        error = model.velocity(params, batch, noised, time) - target
+        error = model.field(params, batch)(noised, time).velocity - target
         per_sample = jnp.sum(error[:, :, 0] ** 2 * batch.action_mask, (-1, -2))
         return per_sample.sum(), per_sample
 

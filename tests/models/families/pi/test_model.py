@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from models.layers.layers import Compute
 from tests.helpers.models.cudnn import emulate
 from tests.helpers.models.pi_samples import CONFIG, KEY, samples
 from tests.helpers.models.random_parameters import random_parameters
+from tests.helpers.models.velocity import velocity_of
 
 MODEL = Pi(CONFIG)
 PACKED = CONFIG.layout(prefix=64, samples=5, images=8)
@@ -27,7 +29,7 @@ def params():
     return random_parameters(MODEL)
 
 
-velocity = jax.jit(MODEL.velocity)
+velocity = jax.jit(partial(velocity_of, MODEL))
 NOISE = np.random.default_rng(7).normal(size=(1, 5, 4, 6)).astype(np.float32)
 
 

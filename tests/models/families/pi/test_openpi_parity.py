@@ -77,7 +77,7 @@ def packed_gradients(
     @jax.jit
     def gradient(params):
         def mean(params):
-            velocity = policy.model.velocity(params, batch, noised, time)
+            velocity = policy.model.field(params, batch)(noised, time).velocity
             losses = ((velocity - target) ** 2)[:, :, 0].mean(-1)
             return (losses * batch.action_mask[..., 0]).sum() / arrays["loss"].size, losses
 

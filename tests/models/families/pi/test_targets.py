@@ -23,6 +23,7 @@ from models.inputs.tokenizer import PAD as END
 from tests.helpers.models.pi_sizes import TINY
 from tests.helpers.models.processors import word_processor
 from tests.helpers.models.random_parameters import random_parameters
+from tests.helpers.models.velocity import velocity_of
 
 CONFIG = dataclasses.replace(
     TINY,
@@ -74,7 +75,7 @@ def loss_and_gradient(params, batch: PackedBatch):
 def read_and_act(params, batch: PackedBatch):
     """Last hidden states of the targets, and the velocity of one chunk."""
     noised = jnp.ones((*batch.actions.shape[:2], 1, 3, 4))
-    velocity = MODEL.velocity(params, batch, noised, jnp.full(noised.shape[:3], 0.5))
+    velocity = velocity_of(MODEL, params, batch, noised, jnp.full(noised.shape[:3], 0.5))
     return MODEL._modules.bind(params).read(batch)[0], velocity
 
 

@@ -122,7 +122,6 @@ def test_histories_advance_by_the_largest_magnitude_of_all_micro_batches():
     )
     summed = fp8.add(first, second)
     np.testing.assert_array_equal(summed["q"]["kernel"], 2)
-    assert not fp8.without_history(summed)["q"]["fp8_history"].any()
     updated = jax.tree.map(lambda p: p - 1, params)
     advanced = fp8.advance(updated, params, summed)["q"]
     np.testing.assert_array_equal(advanced["kernel"], 0)

@@ -4,6 +4,7 @@ code does (tests/fixtures/pi0_fast/lerobot, recorded by it)."""
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -14,6 +15,7 @@ from models import load_policy, pack
 from models.checkpoints.safetensors_format import write_file
 from models.layers.stack import apart
 from models.model import bind_processor
+from tests.helpers.models.free_tokens import predict_tokens
 from tests.helpers.models.released_cases import answers
 
 FIXTURES = Path(__file__).parents[4] / "fixtures" / "pi0_fast"
@@ -74,7 +76,7 @@ def test_words_written_freely_are_lerobots(case, layers):
     model, processor = bind_processor(policy.model, policy.processor), policy.processor
     rows = policy.rows([policy.prepare(one)[0].sample for one in seen])
     length = recorded["written"].shape[1]
-    write = jax.jit(model.predict_tokens, static_argnums=(2, 3))
+    write = jax.jit(partial(predict_tokens, model), static_argnums=(2, 3))
     free = write(policy.params, rows, length, processor.tokenizer.end)
     for ours, theirs in zip(free[:, 0], recorded["written"], strict=True):
         assert len(set(theirs.tolist())) > 3

@@ -2,6 +2,7 @@
 not depend on its neighbours."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -20,6 +21,7 @@ from models.layers.layers import Compute
 from models.layers.siglip import SiglipConfig
 from models.model import bind_processor
 from models.sharding import path_name
+from tests.helpers.models.free_tokens import predict_tokens
 from tests.helpers.models.processors import tokens_of
 
 CONFIG = Pi0FastConfig(
@@ -208,7 +210,7 @@ def test_what_is_free_to_be_written_and_spells_a_chunk_is_what_is_written(
     noise = jnp.zeros(batch.actions.shape)
     written, count = jax.jit(model.write)(learnt, batch, noise)
     end = processor.tokenizer.end
-    free = jax.jit(model.predict_tokens, static_argnames=("length", "end"))(
+    free = jax.jit(partial(predict_tokens, model), static_argnames=("length", "end"))(
         learnt, batch, length=30, end=end
     )
     for i, sample in enumerate(samples):

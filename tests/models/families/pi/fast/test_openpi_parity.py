@@ -2,7 +2,7 @@
 does, and are trained by its loss (tests/fixtures/pi0_fast, recorded by openpi's code)."""
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import jax
@@ -14,6 +14,7 @@ from models.families.pi.fast.written import opening
 from models.families.pi.released import RELEASED
 from models.families.pi.targets import logits
 from models.model import bind_processor
+from tests.helpers.models.free_tokens import predict_tokens
 from tests.helpers.models.openpi_numbers import close
 from tests.helpers.models.released_cases import answers, case_policy
 
@@ -60,7 +61,8 @@ def test_tokens_are_openpis_with_the_grammar_and_without(case):
     model, processor = bind_processor(policy.model, policy.processor), policy.processor
     end, before = processor.tokenizer.end, len(opening(processor.tokenizer))
     batch = policy.rows([policy.prepare(one)[0].sample for one in seen])
-    free = jax.jit(model.predict_tokens, static_argnums=(2, 3))(policy.params, batch, 60, end)
+    write = jax.jit(partial(predict_tokens, model), static_argnums=(2, 3))
+    free = write(policy.params, batch, 60, end)
     noise = np.zeros(batch.actions.shape, np.float32)
     written, count = jax.jit(model.write)(policy.params, batch, noise)
     for row, theirs in enumerate(recorded["written"]):
