@@ -32,6 +32,7 @@ from tests.helpers.guides.pages import blocks, commands
 from tools.bench.data.plan import mixture
 from tools.bench.models.random_policy import random_policy
 from tools.recipes import conditions, evaluation, recording, rl, training
+from tools.recipes import policy as loading
 from tools.recipes.presets import TINY, RunConfig
 
 _TARGETS = 64
@@ -103,7 +104,7 @@ def _bounds(begin: Callable[..., Any]) -> Iterator[tuple[Any, str, Callable[...,
 
     for each in (suites, recording, evaluation, conditions, rl):
         yield each, "load_suite", load_suite
-    for each in (recording, evaluation, rl):
+    for each in (loading, rl):
         yield each, "load", policy
     for each in (libero, metaworld):
         yield each, "interpreter", lambda *_: Path(sys.executable)
