@@ -6,9 +6,9 @@ Episodes are numbered from 0 across all datasets that are joined, in their order
 
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Int64
@@ -23,6 +23,7 @@ from data.lerobot.metadata import VISUAL
 from data.lerobot.recording import video_feature, video_info
 from data.video.encoding import VideoEncoding
 
+T = TypeVar("T")
 Numbers = tuple[int, ...]
 """Episode numbers."""
 
@@ -135,7 +136,10 @@ def plan_edit(sources: Sequence[LeRobotDataset], edit: Edit) -> dict[str, EditPl
     resampled = any(source.fps != fps for source in sources)
     encoding = (edit.encoding or VideoEncoding()) if resampled else edit.encoding
     known = [(s, i) for s, source in enumerate(sources) for i in range(source.num_episodes)]
-    trims, tasks = _trims(edit, len(known)), _tasks(edit, len(known))
+    for _, text in edit.tasks:
+        _require_text(text)
+    trims = _last_given("trim", ((trim.episodes, trim) for trim in edit.trims), len(known))
+    tasks = _last_given("task", edit.tasks, len(known))
     whole = EditPlan(
         sources=tuple(sources),
         parts=(),
@@ -148,7 +152,9 @@ def plan_edit(sources: Sequence[LeRobotDataset], edit: Edit) -> dict[str, EditPl
     )
     chosen = _chosen(edit, len(known))
     parts = {
-        number: _part(sources, number, *known[number], trims[number], tasks[number], fps)
+        number: _part(
+            sources, number, *known[number], trims.get(number), tasks.get(number, ""), fps
+        )
         for number in chosen
     }
     return {
@@ -216,22 +222,13 @@ def _splits(edit: Edit, chosen: list[int]) -> dict[str, list[int]]:
     return found
 
 
-def _trims(edit: Edit, count: int) -> list[Trim | None]:
-    found: list[Trim | None] = [None] * count
-    for trim in edit.trims:
-        for number in range(count) if trim.episodes is None else trim.episodes:
-            _require_known("trim", (number,), count)
-            found[number] = trim
-    return found
-
-
-def _tasks(edit: Edit, count: int) -> list[str]:
-    found = [""] * count
-    for numbers, text in edit.tasks:
-        _require_text(text)
+def _last_given(what: str, given: Iterable[tuple[Numbers | None, T]], count: int) -> dict[int, T]:
+    """By episode, the last of the values that are given to it, if any is."""
+    found = {}
+    for numbers, value in given:
         for number in range(count) if numbers is None else numbers:
-            _require_known("task", (number,), count)
-            found[number] = text
+            _require_known(what, (number,), count)
+            found[number] = value
     return found
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -328,7 +329,7 @@ def _require_same(plan: EditPlan, root: Path, camera: str, entries: list[dict[st
     copied = [entry for entry in entries if "ends" in entry]
     if not copied:
         return
-    places = [{k.rpartition("/")[2]: v for k, v in e["places"].items()} for e in copied]
+    places = [_place(entry) for entry in copied]
     with VideoReader(root / VIDEO_PATH.format(video_key=camera, **places[0])) as reader:
         for entry, place in zip(copied, places, strict=True):
             start, end = place["from_timestamp"], place["to_timestamp"] - 1 / fps
@@ -380,16 +381,12 @@ def _describe(
 def _written(root: Path, journal: FileJournal, rows: _Rows) -> Any:
     """Columns of the episodes as the new files hold them, one row group for each."""
     kinds = {n: f for n, f in rows.stored.items() if f["dtype"] != "image"}
-    opened, path, group = None, None, 0
-    for entry in journal.entries(_ROWS):
-        place = {k.rpartition("/")[2]: v for k, v in entry["places"].items()}
-        mine = root / DATA_PATH.format(**place)
-        if mine != path:
-            opened, path, group = open_parquet(mine), mine, 0
-        assert opened is not None
-        table = read_columns(opened, list(kinds), mine, [group])
-        yield {name: to_numpy(mine, name, table[name], kind) for name, kind in kinds.items()}
-        group += 1
+    files = (root / DATA_PATH.format(**_place(entry)) for entry in journal.entries(_ROWS))
+    for path, episodes in groupby(files):
+        opened = open_parquet(path)
+        for group, _ in enumerate(episodes):
+            table = read_columns(opened, list(kinds), path, [group])
+            yield {name: to_numpy(path, name, table[name], kind) for name, kind in kinds.items()}
 
 
 @dataclass(frozen=True)
@@ -410,6 +407,11 @@ class _StoredPixels:
                     frames = source.frames_at(part.episode, camera, at)
                     found[name] = Histogram.of(frames).counts
         return found
+
+
+def _place(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Location of an entry's rows or images, by the last parts of the columns' names."""
+    return {name.rpartition("/")[2]: value for name, value in entry["places"].items()}
 
 
 def _taken(values: np.ndarray, at: Int64[np.ndarray, " t"] | None) -> np.ndarray:

@@ -107,7 +107,7 @@ def describe_blocks(blocks: Callable[[], Iterable[Block]], name: str = "values")
     def named(names: Sequence[str], part: None) -> Iterator[Mapping[str, Block]]:
         return ({name: block} for block in blocks())
 
-    return _describe(named, [name], [None], _unheard, alone)[name].stats()
+    return _describe(named, [name], [None], lambda number: adding_up(None, 0), alone)[name].stats()
 
 
 def describe_columns(
@@ -405,10 +405,6 @@ def _require_one_shape(name: str, shape: tuple[int, ...], other: tuple[int, ...]
             f"{name}: some values are of shape {shape} and some of {other}; statistics need one "
             "shape."
         )
-
-
-def _unheard(number: int) -> Done:
-    return lambda rows: None
 
 
 def _dimensions(block: Block) -> Shaped[np.ndarray, "d n"]:

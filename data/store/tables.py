@@ -22,7 +22,7 @@ from data.errors import DatasetError
 from data.files.folder import Folder, LocalFolder
 from data.files.names import path_within
 from data.frames import ACTION, STATE
-from data.statistics.stats import describe_blocks
+from data.statistics import stats
 from models.files.terminal import logger
 
 EPISODES, PROMPTS, STATS = "episodes.npz", "prompts.json", "stats.json"
@@ -42,9 +42,8 @@ _log = logger(__name__)
 def numeric_columns(dataset: Dataset) -> dict[str, int]:
     """The columns that a store keeps, with the number of values in a row of each: all numeric
     columns except LeRobot's bookkeeping."""
-    kept = (n for n in dataset.column_names if n not in BOOKKEEPING)
-    features = {name: dataset.features[name] for name in kept}
-    return {n: int(np.prod(f["shape"])) for n, f in features.items() if f["dtype"] != "string"}
+    kept = (name for name in stats.numeric_columns(dataset) if name not in BOOKKEEPING)
+    return {name: int(np.prod(dataset.features[name]["shape"])) for name in kept}
 
 
 def write(dataset: Dataset, folder: Path) -> None:
@@ -77,13 +76,15 @@ def write(dataset: Dataset, folder: Path) -> None:
         np.savez(folder / SUBTASKS, **prefixed(subtasks.runs))
         (folder / SUBTASK_TEXTS).write_text(json.dumps(subtasks.texts, ensure_ascii=False))
     (folder / PROMPTS).write_text(json.dumps(dataset.prompts, indent=0, ensure_ascii=False))
-    written, stats = LocalFolder(folder), {}
+    written, found = LocalFolder(folder), {}
     for name, width in dims.items():
         if finite[name]:
-            stats[name] = describe_blocks(partial(_shards, written, name, (rows, width)), name)
+            found[name] = stats.describe_blocks(
+                partial(_shards, written, name, (rows, width)), name
+            )
         else:
             _log.warning("%s: '%s' is not finite, so it gets no statistics.", dataset.root, name)
-    plain = {name: {k: v.tolist() for k, v in of.items()} for name, of in stats.items()}
+    plain = {name: {k: v.tolist() for k, v in of.items()} for name, of in found.items()}
     (folder / STATS).write_text(json.dumps(plain, indent=1))
 
 

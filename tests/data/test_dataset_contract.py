@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from data import Format, open_dataset
-from data.dataset import Dataset, Runs, find_format, register, use_format
+from data.dataset import Dataset, Runs, dimension_names, find_format, register, use_format
 from data.errors import DatasetError, MissingFileError
 from data.frames import Frames
 from data.mixture.relabelled import RelabelledFrames
@@ -224,6 +224,12 @@ def test_a_reader_that_leaves_rows_out_makes_no_store(episodes, npz, tmp_path):
         DatasetError, match="columns: have 18 rows where the episodes have 26 frame"
     ):
         tables.write(broken, tmp_path)
+
+
+@pytest.mark.parametrize("names", [["x", "y"], ("x", "y"), {"axes": ["x", "y"]}])
+def test_dimensions_are_named_in_any_of_the_ways_that_datasets_name_them(names):
+    assert dimension_names(names, 2) == ["x", "y"]
+    assert dimension_names(names, 3) == ["0", "1", "2"]
 
 
 def test_reworded_frames_have_all_that_frames_have():
