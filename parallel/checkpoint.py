@@ -2,7 +2,8 @@
 
 `checkpoints/<step>/` holds the arrays (orbax), JSON for data position, config and assets, and the
 digests of all of them. A directory gets its number only once its files are digested and on disk, so
-what a killed run left half-written is never taken for a checkpoint, and damage is found.
+what a killed run left half-written is never taken for a checkpoint, and damage is found;
+`newest_good` chooses the one to resume from.
 """
 
 import json

@@ -2,7 +2,7 @@
 
 Gradients of the summed loss are added over micro-batches and divided once by the global count, so
 neither accumulation nor the mesh changes what is learnt. The state is created sharded and its
-buffers are donated.
+buffers are donated. Sums and counts, weighted by `PackedBatch.weight`, are the model's `loss`.
 """
 
 from collections.abc import Callable

@@ -410,7 +410,7 @@ class _StoredPixels:
 
 
 def _place(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Where an entry's rows or images lie, by the last parts of the columns' names."""
+    """Location of an entry's rows or images, by the last parts of the columns' names."""
     return {name.rpartition("/")[2]: value for name, value in entry["places"].items()}
 
 

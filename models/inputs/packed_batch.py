@@ -3,7 +3,8 @@
 A `PackedBatch` has static shapes whatever the samples, so one compiled program serves every batch,
 and a sample pays only for the cameras and the tokens it has. `lay_out` alone decides where samples
 stand: the loader fills its arrays by whole columns, and `pack` sample by sample. The unpacked form
-is the same type with one sample a row.
+is the same type with one sample a row. `weight` is that of a sample's loss; a mixture's weights
+decide how often a sample is drawn, and are not here.
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,5 @@
 """Preparation of data for a run: each dataset of a mixture is checked and opened, and one processor
-is made for all of them.
+is made for all of them, whose `fit` their pictures are given.
 
 Slow work (the check, the frame store and statistics) is done once per content and kept in the run's
 `store` folder.
