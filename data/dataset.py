@@ -6,6 +6,7 @@ makes of it. A `Format` says how a folder is recognised, opened and checked; a u
 one (docs/own_dataset.md).
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from jaxtyping import Bool, Int64, UInt8
+from jaxtyping import Bool, Int64, Shaped, UInt8
 
 from data.errors import MissingFileError, Problem, short
 from data.files.folder import Folder, open_folder
@@ -180,6 +181,26 @@ def dimension_names(names: object, size: int) -> list[str]:
     if isinstance(names, list | tuple) and len(names) == size:
         return [(name if isinstance(name, str) else short(name))[:LONGEST_NAME] for name in names]
     return [str(dim) for dim in range(size)]
+
+
+def cut_into_episodes(
+    lengths: Int64[np.ndarray, " e"], blocks: Iterable[Shaped[np.ndarray, " _n *shape"]]
+) -> Iterator[Shaped[np.ndarray, " _t *shape"]]:
+    """Each episode's part of blocks of whole episodes."""
+    waiting: Iterator[int] = iter(lengths.tolist())
+    for block in blocks:
+        at = 0
+        while at < len(block):
+            length = next(waiting)
+            yield block[at : at + length]
+            at += length
+
+
+def first_prompts(dataset: Dataset) -> Counter[str]:
+    """Number of episodes by the prompt of their first frame."""
+    runs = dataset.runs
+    begin = np.flatnonzero(np.diff(runs.episode, prepend=-1))
+    return Counter(dataset.prompts[task][0] for task in runs.task[begin].tolist())
 
 
 def card(dataset: Dataset, tasks: Iterable[str] = ()) -> str:

@@ -1,8 +1,7 @@
 """Dataset card of a LeRobot dataset on the Hugging Face hub: README.md, with front matter (YAML)
 for the hub and LeRobot's dataset viewer, and what the dataset holds."""
 
-from data.dataset import Dataset
-from data.lake.episodes import first_prompts
+from data.dataset import Dataset, first_prompts
 from models.files.markdown import cell, front_matter
 
 _MOST_TASKS = 20

@@ -14,10 +14,9 @@ import pyarrow as pa
 from jaxtyping import Int64
 
 from data.columns import arrow_type, read_table, to_numpy
-from data.dataset import Runs, Subtasks
+from data.dataset import Runs, Subtasks, cut_into_episodes
 from data.errors import DatasetError, short
 from data.files.folder import Folder
-from data.lake.episodes import cut_into_episodes
 
 FILE = "meta/subtasks.parquet"
 INDEX, ANNOTATIONS = "subtask_index", "language_persistent"

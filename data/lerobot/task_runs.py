@@ -11,9 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from jaxtyping import Bool, Int64
 
-from data.dataset import Prompts, Runs
+from data.dataset import Prompts, Runs, cut_into_episodes
 from data.errors import DatasetError
-from data.lake.episodes import cut_into_episodes
 
 
 def runs_and_prompts(

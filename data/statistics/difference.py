@@ -16,9 +16,8 @@ from jaxtyping import Float, Float64, UInt8
 from PIL import Image
 
 from data.columns import BOOKKEEPING
-from data.dataset import Dataset, Report, dimension_names, frames_at
+from data.dataset import Dataset, Report, dimension_names, first_prompts, frames_at
 from data.frames import ACTION, STATE
-from data.lake.episodes import first_prompts
 from data.statistics.stats import compute, numeric_columns
 
 DELTA_T = "delta_t"

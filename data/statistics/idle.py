@@ -15,9 +15,8 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 from numpy.lib.stride_tricks import sliding_window_view
 
-from data.dataset import Dataset, Report
+from data.dataset import Dataset, Report, cut_into_episodes
 from data.frames import ACTION, STATE, Stats
-from data.lake.episodes import cut_into_episodes
 from data.statistics.stats import compute, numeric_columns
 
 _ENDS = ("q01", "q99", "min", "max")

@@ -7,9 +7,8 @@ from html import escape
 
 import numpy as np
 
-from data.dataset import Dataset, Report, dimension_names
+from data.dataset import Dataset, Report, dimension_names, first_prompts
 from data.frames import Stats
-from data.lake.episodes import first_prompts
 from data.statistics.difference import RecordingDifference, difference
 from data.statistics.histograms import BINS, Edges, histograms, shared_edges
 from data.statistics.stats import compute

@@ -7,8 +7,7 @@ from rich.text import Text
 
 from data import Dataset
 from data.columns import BOOKKEEPING
-from data.dataset import dimension_names, use_format
-from data.lake.episodes import first_prompts
+from data.dataset import dimension_names, first_prompts, use_format
 from data.statistics.difference import CameraLooks, RecordingDifference, RecordingFacts
 from data.statistics.scaling import narrow
 from data.statistics.stats import Stats
