@@ -126,10 +126,9 @@ def inputs_of(robot: Embodiment, reads_state: bool, pairs: Sequence[str] = ()) -
     known = {plain_name(camera): camera for camera in robot.cameras}
     dims = len(robot.state.offset) if reads_state else 0
     prompts: tuple[str, ...] = (_PROMPT,)
-    default = None
+    default = None if robot.keys is None else robot.keys.default
     if robot.keys is not None:
         prompts = tuple(dict.fromkeys((_PROMPT, plain_name(robot.keys.prompt))))
-        default = robot.keys.default
     if not pairs and robot.keys is not None:
         shown = {plain_name(key): camera for key, camera in robot.keys.images}
         parts, besides = (
