@@ -191,7 +191,8 @@ def cut_into_episodes(
     for block in blocks:
         at = 0
         while at < len(block):
-            length = next(waiting)
+            if (length := next(waiting, None)) is None:
+                raise ValueError("blocks hold more rows than the dataset's episodes have")
             yield block[at : at + length]
             at += length
 

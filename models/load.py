@@ -96,10 +96,10 @@ def load_policy(
     Raises:
       FileNotFoundError: there is no checkpoint at `path`.
       ValueError: the checkpoint is of another kind or of an unknown family, is incomplete, or holds
-        NaN (every difference is listed); `euler_steps` is less than one; `solver` does not exist,
-        or the family has none; the family computes in one dtype only; an option is unknown; neither
-        the files, the folder's name nor the options say how the policy acts (every open question is
-        listed); or `apart` is given with a mesh.
+        NaN (every difference is listed); `euler_steps` is less than one; the family has no sampler
+        or no such solver, or computes in one dtype only; an option is unknown; neither the files,
+        the folder's name nor the options say how the policy acts (every open question is listed);
+        or `apart` is given with a mesh.
     """
     if apart and mesh is not None:
         raise ValueError("Layers are kept apart on one device only; leave out `apart` or `mesh`.")
@@ -224,6 +224,8 @@ def inspect_checkpoint(
     found = inspect_params(path)
     asks = () if found.format is None else found.format.asks
     given = {n: x for n, x in {**options, "robot": robot}.items() if x is not None}
+    for name in given.keys() & found.config.renamed.keys():
+        raise ValueError(f"{name} is now {found.config.renamed[name]}; give it by this name.")
     asked = {n: x for n, x in given.items() if n in asks}
     settings = {n: x for n, x in given.items() if n not in asks and n in found.config.acting}
     known = asked | settings

@@ -78,6 +78,7 @@ class ModelConfig(ABC):
     - `compute`: dtype and kernels. Families that have it as a field can be quantised, planned in
       other precisions and run on stages.
     - `acting`: names of fields that `load_policy` may change, because they only say how it acts.
+    - `renamed`: earlier names of fields, by which saved configs and options still give them.
 
     Optional methods, which `require` asks for:
 
@@ -118,6 +119,7 @@ class ModelConfig(ABC):
     solver: flow.Solver = "euler"
     compute: Compute = Compute(dtype="float32")
     acting: ClassVar[tuple[str, ...]] = ()
+    renamed: ClassVar[Mapping[str, str]] = {"steps": "euler_steps"}
 
     def __init_subclass__(cls, *, family: str | None = None, **rest: Any) -> None:
         super().__init_subclass__(**rest)

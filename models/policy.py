@@ -89,8 +89,9 @@ class Policy:
         facts = {
             "size": self._size,
             "chunk": f"{config.horizon} steps of up to {config.action_dim} dims",
-            "sampler": f"{self.euler_steps} {config.solver.capitalize()} steps",
         }
+        if self.euler_steps:
+            facts["sampler"] = f"{self.euler_steps} {config.solver.capitalize()} steps"
         if self.processor is not None:
             robot = self.processor.embodiments[self.embodiment]
             facts |= {

@@ -17,8 +17,7 @@ def place(
     directory: Path,
     ray_address: str | None = None,
 ) -> AbstractContextManager[Placement]:
-    """The placement, which is built when the block begins and ends with it; writes a timeline to
-    the directory.
+    """The placement, which ends with the block; writes a timeline to the directory.
 
     Raises:
       ValueError: policy, suite and config do not fit the placement, or `ray_address` is not for

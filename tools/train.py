@@ -43,7 +43,7 @@ def parse(arguments: Sequence[str]) -> tuple[Paths, RunConfig, Process]:
 
     paths, config, process = tyro.cli(
         command,
-        args=current_options(arguments, type(preset)),
+        args=current_options(arguments, preset),
         description=__doc__,
         prog="python -m tools.train --preset NAME",
     )

@@ -25,7 +25,7 @@ def read_json(path: Path, file: Path | str, remedy: str) -> Any:
         raise DatasetError(file, "file", f"is not valid JSON ({reason}); {remedy}.") from None
 
 
-def read_named(file: str, what: str, field: str) -> Any:
+def read_named(file: str, what: str, field: str, remedy: str = "write it again") -> Any:
     """Content of the JSON file of `what` that a mixture names in `field`.
 
     Raises:
@@ -34,4 +34,4 @@ def read_named(file: str, what: str, field: str) -> Any:
     """
     if not Path(file).is_file():
         raise FileNotFoundError(f"{file}: this file of {what} does not exist; correct '{field}'.")
-    return read_json(Path(file), file, "write it again")
+    return read_json(Path(file), file, remedy)

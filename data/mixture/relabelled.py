@@ -216,7 +216,7 @@ def read_wordings(file: str, empty: str, prompts: Wordings) -> Wordings:
     known = tuple(tuple(w or empty for w in wordings) for wordings in prompts)
     if not file:
         return known
-    more = read_named(file, "paraphrases", "prompts")
+    more = read_named(file, "paraphrases", "prompts", "fix it")
     if not (isinstance(more, dict) and all(_are_texts(texts) for texts in more.values())):
         raise ValueError(f"{file}: expected a table with a list of texts for each instruction.")
     told = {wording for wordings in known for wording in wordings}

@@ -17,6 +17,19 @@ from models.attention.partition import by_row
 _SMALLEST, _LARGEST = 40, 96
 
 
+def blocked(
+    q: Float[Array, "b q n d"],
+    k: Float[Array, "b k g d"],
+    v: Float[Array, "b k g d"],
+    q_segment: Int[Array, "b q"],
+    kv_segment: Int[Array, "b k"],
+    q_position: Int[Array, "b q"] | None = None,
+    kv_position: Int[Array, "b k"] | None = None,
+) -> Partial:
+    """Attention with the arguments of `attend`; causal where positions are given."""
+    return _blocked(q, k, v, q_segment, kv_segment, q_position, kv_position)
+
+
 def block_length(length: int) -> int:
     """The largest multiple of 8 up to 96 that pads a row of this length least."""
     if length <= _LARGEST:
@@ -191,5 +204,4 @@ def _add_at(x: Array, index: Array, term: Array) -> Array:
     return jax.lax.dynamic_update_index_in_dim(x, _at(x, index) + term, index, 0)
 
 
-blocked = differentiable(_forward, blocked_gradients)
-"""Attention with the arguments of `attend`; causal where positions are given."""
+_blocked = differentiable(_forward, blocked_gradients)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from models.attention.blocked import cut, meets, visits
 from models.attention.flash import flash_gradients
@@ -26,6 +26,19 @@ shared memory holds at once."""
 _WIDEST = 128
 """Numbers of a head that one product adds to the output, which leaves room for its registers."""
 _LOG2_E = 1.4426950408889634
+
+
+def mosaic(
+    q: Float[Array, "b q n d"],
+    k: Float[Array, "b k g d"],
+    v: Float[Array, "b k g d"],
+    q_segment: Int[Array, "b q"],
+    kv_segment: Int[Array, "b k"],
+    q_position: Int[Array, "b q"] | None = None,
+    kv_position: Int[Array, "b k"] | None = None,
+) -> Partial:
+    """Attention with the arguments of `attend`; causal where positions are given."""
+    return _mosaic(q, k, v, q_segment, kv_segment, q_position, kv_position)
 
 
 def forward(
@@ -226,5 +239,4 @@ def _product(a: Any, b: Any) -> Array:
     return pl.run_scoped(run, plgpu.ACC((a.shape[0], b.shape[1]), jnp.float32))
 
 
-mosaic = differentiable(by_row(forward), flash_gradients)
-"""Attention with the arguments of `attend`; causal where positions are given."""
+_mosaic = differentiable(by_row(forward), flash_gradients)

@@ -111,8 +111,10 @@ class Bucket:
           OSError: one cannot be written.
         """
 
+        files, _ = self._files
+
         def one(name: str) -> int:
-            with self._at(name) as (files, path):
+            with self._at(name) as (_, path):
                 files.makedirs(_parent(path), exist_ok=True)
                 files.put_file(str(folder / name), path)
             return (folder / name).stat().st_size

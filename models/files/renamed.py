@@ -17,14 +17,13 @@ RENAMED: dict[tuple[str, str], str] = {
     ("EvaluateConfig", "execute"): "replan_steps",
     ("RecordConfig", "execute"): "replan_steps",
     ("LatencyConfig", "execute"): "replan_steps",
-    ("ModelConfig", "steps"): "euler_steps",
     ("FlowConfig", "steps"): "euler_steps",
     ("TrainerConfig", "steps"): "train_steps",
     ("RlConfig", "steps"): "learner_steps",
     ("DemoConfig", "steps"): "train_steps",
 }
-"""(Name of a config's class or of one that it extends, old name of a field) → the field's current
-name."""
+"""(Name of a config's class, old name of a field) → the field's current name. A model's config may
+have further ones in `renamed`."""
 VALUES: dict[tuple[str, str], dict[str, str]] = {("DataConfig", "encoding"): {"none": "direct"}}
 """(Name of a config's class, name of a field) → its old values, each with its current name."""
 
@@ -49,18 +48,18 @@ def current(kind: type, value: dict[str, Any], where: str) -> dict[str, Any]:
     return renamed
 
 
-def old_paths(kind: Any) -> Iterator[tuple[str, str]]:
+def old_paths(config: Any) -> Iterator[tuple[str, str]]:
     """Old and new path (`rollout.execute`, `rollout.replan_steps`) of each renamed field in a tree
-    of configs."""
-    for owner, name, path in _fields(kind, ()):
+    of configs, given by its class or as one."""
+    for owner, name, path in _fields(config, ()):
         for old, new in _renamed(owner).items():
             if new == name:
                 yield ".".join((*path, old)), ".".join((*path, new))
 
 
-def old_values(kind: Any) -> Iterator[tuple[str, dict[str, str]]]:
+def old_values(config: Any) -> Iterator[tuple[str, dict[str, str]]]:
     """Path of each field with renamed values in a tree of configs, with the old and new values."""
-    for owner, name, path in _fields(kind, ()):
+    for owner, name, path in _fields(config, ()):
         if values := VALUES.get((owner.__name__, name)):
             yield ".".join((*path, name)), values
 
@@ -68,18 +67,16 @@ def old_values(kind: Any) -> Iterator[tuple[str, dict[str, str]]]:
 def _renamed(kind: type) -> dict[str, str]:
     """Old and new names of a config's fields; none that a user's own class still has."""
     mine = {field.name for field in dataclasses.fields(kind)}
-    found: dict[str, str] = {}
-    for one in kind.__mro__:
-        for (name, old), new in RENAMED.items():
-            if name == one.__name__ and old not in mine:
-                found.setdefault(old, new)
-    return found
+    known = {old: new for (name, old), new in RENAMED.items() if name == kind.__name__}
+    known |= getattr(kind, "renamed", {})
+    return {old: new for old, new in known.items() if old not in mine}
 
 
-def _fields(kind: Any, path: tuple[str, ...]) -> Iterator[tuple[type, str, tuple[str, ...]]]:
-    """Each field of a tree of configs: its config, its name, and the path to that config."""
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
+def _fields(config: Any, path: tuple[str, ...]) -> Iterator[tuple[type, str, tuple[str, ...]]]:
+    """Each field of a tree of configs: its config's class, its name, and the path to that."""
+    if dataclasses.is_dataclass(config):
+        kind = config if isinstance(config, type) else type(config)
+        parts = typing.get_type_hints(kind) if kind is config else vars(config)
         for field in dataclasses.fields(kind):
             yield kind, field.name, path
-            yield from _fields(hints[field.name], (*path, field.name))
+            yield from _fields(parts[field.name], (*path, field.name))

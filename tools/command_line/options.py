@@ -13,7 +13,7 @@ def current_options(arguments: Sequence[str], *kinds: Any, **renamed: str) -> li
     stderr.
 
     Args:
-      kinds: config classes; their fields, and those of nested configs, are the options.
+      kinds: configs or their classes; their fields, and those of nested ones, are the options.
       renamed: further options, old name to new (`steps="euler_steps"`).
     """
     paths = {old: new for kind in kinds for old, new in old_paths(kind)} | renamed

@@ -75,7 +75,9 @@ def absolute(path: str | Path) -> str:
 
 def _bytes(path: str) -> int:
     """Bytes of all files of a dataset."""
-    if "://" in path and not path.startswith("hf://"):
-        return sum(file.size for file in Bucket(path).list().values())
-    folder = open_folder(path)
-    return sum(map(folder.size, folder.list("**/*")))
+    if "://" not in path:
+        return sum(file.stat().st_size for file in Path(path).rglob("*") if file.is_file())
+    if path.startswith("hf://"):
+        folder = open_folder(path)
+        return sum(map(folder.size, folder.list("**/*")))
+    return sum(file.size for file in Bucket(path).list().values())

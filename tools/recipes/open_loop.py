@@ -24,6 +24,7 @@ from data.mixture.split import split_episodes
 from data.video.video import encode_mp4
 from models.checkpoints import own
 from models.config import to_json
+from models.files.own_file import run_file
 from models.files.terminal import Console, Progress
 from models.files.whole_text import write_whole
 from models.inputs.observation import RobotObservation
@@ -87,6 +88,8 @@ def run(config: OpenLoopConfig, console: Console) -> OpenLoop:
         other, something is not finite, or another run is at work in the folder.
     """
     _check(config)
+    if config.family is not None:
+        run_file(config.family)
     if config.data_format:
         use_format(config.data_format)
     with locked(config.out, console):

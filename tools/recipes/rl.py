@@ -151,7 +151,7 @@ def _run(
                 set_damaged_generations_aside(paths.out, console)
                 saved["rl"] = _before_tuning(saved["rl"], paths.out)
             if "rl" in saved:
-                saved["rl"] = to_json(from_json(RlConfig, saved["rl"], str(paths.out)))
+                saved["rl"] = to_json(from_json(RlConfig, saved["rl"], CONFIG_NAME))
             check_same(paths.out / CONFIG_NAME, saved, json.loads(json.dumps(content)), _FREE)
             before, optimizer = saved["rl"]["learner_steps"], config.learner.optimizer
             check_more_steps(

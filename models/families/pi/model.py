@@ -306,8 +306,8 @@ class Pi:
         noise: Float[Array, "r k h a"],
         guidance: Guidance | Given | None = None,
     ) -> Float[Array, "r k h a"]:
-        """Normalised action chunks by `config.solver`, in `config.steps` steps unless `steps` is
-        given; `guidance` pulls them towards given actions, or makes them begin with these."""
+        """Normalised action chunks by `config.solver`, in `config.euler_steps` steps;
+        `guidance` pulls them towards given actions, or makes them begin with these."""
         field, ahead = self.field(params, batch), self._modules.bind(params).ahead
         return flow.sample(
             field, noise, self.config.euler_steps, guidance, self.config.solver, ahead

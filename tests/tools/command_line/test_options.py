@@ -4,7 +4,7 @@ import pytest
 
 from rl.config import RlConfig
 from tools.command_line.options import current_options, with_value
-from tools.recipes.presets import RunConfig
+from tools.recipes.presets import RunConfig, load_preset
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,16 @@ def test_a_flag_that_takes_a_value_now_gets_the_one_that_it_meant(after, capsys)
     assert "warning: --chunking is now --chunking guided" in capsys.readouterr().err
     assert with_value(expected, "--chunking", "guided") == expected
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("preset", "name"), [("tiny", "euler-steps"), ("pi0-fast-tiny", "max-decoding-steps")]
+)
+def test_a_presets_model_tells_its_own_old_names(preset, name, capsys):
+    typed = ["--model.steps", "7", "--trainer.steps=8"]
+    expected = [f"--model.{name}", "7", "--trainer.train-steps=8"]
+    assert current_options(typed, load_preset(preset)) == expected
+    assert capsys.readouterr().err.count("warning: ") == 2
 
 
 def test_todays_options_are_taken_as_they_are_and_silently(capsys):

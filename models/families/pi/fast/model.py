@@ -6,7 +6,7 @@ the loss is their cross-entropy. Sampling reads the prefix once and keeps every 
 values.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
@@ -68,6 +68,8 @@ class Pi0FastConfig(ModelConfig, family="pi0_fast"):
     compute: Compute = field(default_factory=Compute)
 
     state_input = "text"
+    acting: ClassVar[tuple[str, ...]] = ("max_decoding_steps",)
+    renamed: ClassVar[Mapping[str, str]] = {"steps": "max_decoding_steps"}
 
     def __post_init__(self) -> None:
         check_reading(self, "max_decoding_steps")
@@ -75,14 +77,6 @@ class Pi0FastConfig(ModelConfig, family="pi0_fast"):
         if not 0 <= self.temperature <= 100:
             raise ValueError(f"model.temperature is {self.temperature}; expected 0 to 100.")
         self.vision.check_image("model", self.image_size)
-
-    @staticmethod
-    def from_older(values: dict[str, Any]) -> dict[str, Any]:
-        """Today's fields, from those of configs in which `max_decoding_steps` was `steps`."""
-        if "max_decoding_steps" in values or "euler_steps" not in values:
-            return values
-        named = {"euler_steps": "max_decoding_steps"}
-        return {named.get(name, name): value for name, value in values.items()}
 
     @property
     def tokens_per_image(self) -> int:
