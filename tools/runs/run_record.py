@@ -29,6 +29,13 @@ Points = list[tuple[int, float]]
 
 _MARKS = (metrics.FILE_NAME, goodput.FILE_NAME, SAVED_NAME, "checkpoints", LOCK_NAME)
 """Names, at least one of which a run's folder holds besides its config."""
+_EARLIER = {
+    "trainer.steps": "trainer.train_steps",
+    "model.steps": "model.euler_steps",
+    "rl.steps": "rl.learner_steps",
+    "rl.flow.steps": "rl.flow.euler_steps",
+}
+"""Fields of configs by the names that earlier runs gave them, with today's."""
 
 
 @dataclass(frozen=True)
@@ -155,10 +162,10 @@ def read_runs(folders: Sequence[Path]) -> list[RunRecord]:
 
 def differences(runs: Sequence[RunRecord]) -> dict[str, list[Json]]:
     """Fields of the configs that differ, with the value in each run; None where it has none."""
-    flat = [
-        flatten_dict(dict(run.config), sep=".", is_leaf=lambda path, part: path and not part)
-        for run in runs
-    ]
+    flat = []
+    for run in runs:
+        of = flatten_dict(dict(run.config), sep=".", is_leaf=lambda path, part: path and not part)
+        flat.append({_EARLIER.get(name, name): value for name, value in of.items()})
     names = dict.fromkeys(name for one in flat for name in one)
     table = {name: [one.get(name) for one in flat] for name in names}
     return {

@@ -203,6 +203,11 @@ def test_only_what_differs_in_the_configs_is_compared(tmp_path, typed):
     assert re.search(r"config +x/a +y/a *\noptimizer\.learning_rate +0\.001 +0\.002 *\n$", said)
     made(tmp_path / "z", [2.0])
     assert differences(read_runs([tmp_path / "x" / "a", tmp_path / "z"])) == {}
+    earlier = (tmp_path / "z" / "config.json").read_text().replace("train_steps", "steps")
+    (tmp_path / "z" / "config.json").write_text(earlier)
+    runs = read_runs([tmp_path / "x" / "a", tmp_path / "z"])
+    assert [run.steps for run in runs] == [100, 100]
+    assert differences(runs) == {}, "steps of the trainer have another name now"
 
 
 def test_the_page_escapes_names_and_needs_no_network_and_no_script(tmp_path):
