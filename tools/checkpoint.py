@@ -28,7 +28,7 @@ from models.checkpoints.card import model_card
 from models.checkpoints.remote import local, needed
 from models.checkpoints.safetensors_format import write_file
 from models.checkpoints.sources import CheckpointSource, open_orbax
-from models.files.terminal import Console, guard_tracebacks
+from models.files.terminal import Console, guard_tracebacks, say
 from parallel.checkpoint import CheckpointWriter, copy
 from parallel.monitor.metrics import read_metrics
 from tools.command_line.ending import in_a_line
@@ -105,9 +105,9 @@ def verify_command(
         sizes = _sizes(at)
         told = f"{len(sizes)} files, {_bytes(sum(sizes))}, {time.perf_counter() - begin:.1f} s"
         state = Text("damaged", "red") if found else Text("good")
-        console.say(f"{at}: ", state, f" ({told})", sep="")
+        say(console, f"{at}: ", state, f" ({told})", sep="")
         for sentence in found:
-            console.say(f"  {sentence}")
+            say(console, f"  {sentence}")
     sys.exit(1 if damaged else 0)
 
 
@@ -142,7 +142,7 @@ def diff_command(
         if configs[0].get(name, "absent") != configs[1].get(name, "absent")
     ]
     for line in lines:
-        console.say(line)
+        say(console, line)
     console.print(
         f"{len(differences)} of {len(names)} arrays and {len(lines)} fields of the config differ."
     )
@@ -207,7 +207,7 @@ def export_command(
     for name in ("config", "assets"):
         (out / f"{name}.json").write_text(json.dumps(own.read_json(path, name), indent=2) + "\n")
     files = len(split.filename_to_tensors)
-    console.say(f"{out}: {which} of step {path.name} in {files} files.")
+    say(console, f"{out}: {which} of step {path.name} in {files} files.")
 
 
 @app.command(name="seal")
@@ -224,7 +224,7 @@ def seal_command(path: Where) -> None:
             f"{path} already has digests; run `verify` to compare its files with them."
         )
     digests.write_digests(path, digests.digest_files(path, digests.names(path)))
-    Console().say(f"{path / digests.NAME}: written.")
+    say(Console(), f"{path / digests.NAME}: written.")
 
 
 @app.command(name="push")
@@ -268,7 +268,7 @@ def push_command(
             scores = _evaluations(found.parent.parent)
         card = model_card(url, kind, config, step, scores, own_version(), dataset)
         page = push(folder, names, url, card, options, kind="model")
-    console.say(f"Pushed {path} to {page}; load it with load_policy('{url}').")
+    say(console, f"Pushed {path} to {page}; load it with load_policy('{url}').")
 
 
 def _stage(found: Path, folder: Path, whole: bool) -> None:

@@ -17,7 +17,7 @@ import tyro
 
 from models import Policy
 from models.config import to_json
-from models.files.terminal import Console, guard_tracebacks
+from models.files.terminal import Console, guard_tracebacks, say
 from models.flow.flow import Solver
 from models.formats import writers
 from models.inputs.processor import Processor
@@ -84,12 +84,13 @@ def main(
         convert(policy, target, to)
     console, compute = Console(stderr=True), policy.model.config.compute
     if compute.quantized and to != "chiliad":
-        console.say(
+        say(
+            console,
             f"Kernels at {compute.quantized!r} were quantised to {compute.quantized_kind}; they "
             "were written as f32 with the same values, and their adapters were merged into "
             "them.",
         )
-    console.say(f"Wrote {target} ({to}).")
+    say(console, f"Wrote {target} ({to}).")
 
 
 def _write_own(policy: Policy, target: Path) -> None:

@@ -28,7 +28,7 @@ from data.store.store import Encoding, build_store, damaged_store_files
 from data.validation.validate import validate
 from data.view.view import write_page, write_recording
 from models import Scaling
-from models.files.terminal import Console, guard_tracebacks
+from models.files.terminal import Console, guard_tracebacks, say
 from models.files.whole_text import write_whole
 from tools.command_line.bars import progress, steps
 from tools.command_line.consent import consent
@@ -104,7 +104,7 @@ def validate_command(
             colour = "red" if problem.severity == "error" else "yellow"
             table.add_row(Text(problem.severity, colour), problem.message)
         console.print(table)
-    console.say(f"{errors} errors, {len(problems) - errors} warnings in {path}.")
+    say(console, f"{errors} errors, {len(problems) - errors} warnings in {path}.")
     sys.exit(1 if errors else 0)
 
 
@@ -118,7 +118,7 @@ def checksums_command(path: DatasetPath) -> None:
     """
     open_dataset(path)
     write_checksums(Path(path))
-    Console().say(f"{Path(path) / CHECKSUMS}: written.")
+    say(Console(), f"{Path(path) / CHECKSUMS}: written.")
 
 
 @app.command(name="verify")
@@ -143,8 +143,8 @@ def verify_command(path: StorePath) -> None:
     with progress("Verifying", "MB") as report:
         found = list(damaged(folder, lambda done, total: report(done // 10**6, total // 10**6)))
     for error in found:
-        console.say(f"{error}")
-    console.say(f"{len(found)} damaged files in {path}.")
+        say(console, f"{error}")
+    say(console, f"{len(found)} damaged files in {path}.")
     sys.exit(1 if found else 0)
 
 
@@ -182,7 +182,7 @@ def stats_command(
         show_statistics(console, of_path[path], dataset)
     for robot, group in robots.items():
         if len(group) > 1:
-            console.say(f"{robot}: {', '.join(group)} together")
+            say(console, f"{robot}: {', '.join(group)} together")
             show_statistics(console, of_robot[robot], datasets[group[0]])
     if json_file is not None:
         plain = {path: _plain(stats) for path, stats in of_path.items()}
@@ -236,10 +236,10 @@ def view_command(
     if out is not None or rerun is None:
         out = out or Path(f"episode-{episode}.html")
         write_page(dataset, episode, out)
-        console.say(f"{out}: open it in a browser.")
+        say(console, f"{out}: open it in a browser.")
     if rerun is not None:
         write_recording(dataset, episode, rerun)
-        console.say(f"{rerun}: open it with `rerun {rerun}`.")
+        say(console, f"{rerun}: open it with `rerun {rerun}`.")
 
 
 @app.command(name="convert")
@@ -281,7 +281,7 @@ def convert_command(
         with in_a_line(writing=out), made as note, progress("Copying") as report:
             upgraded = upgrade(absolute(path), out, progress=report)
             note(out)
-        console.say(f"{out}: LeRobot v3.0, {upgraded.num_frames} frames.")
+        say(console, f"{out}: LeRobot v3.0, {upgraded.num_frames} frames.")
         return
     threads = running(in_threads(workers)) if workers and not options.chosen else nullcontext()
     kept = "The finished part of the store is kept; run the same command again to continue."
@@ -289,7 +289,7 @@ def convert_command(
         dataset = open_dataset(absolute(path))
         store = build_store(dataset, out, image_size, encoding, report, resize)
         note(out)
-    console.say(f"{out}: {store.lengths.sum()} frames of {len(store.cameras)} cameras.")
+    say(console, f"{out}: {store.lengths.sum()} frames of {len(store.cameras)} cameras.")
 
 
 @app.command(name="push")
@@ -317,7 +317,7 @@ def push_command(
     card = dataset_card(url, kind, dataset, own_version())
     tag = str(json.loads(info.read_bytes())["codebase_version"])
     page = push(path, names, url, card, options, kind="dataset", tag=tag)
-    console.say(f"Pushed {path} to {page}; train on it with --data {url}.")
+    say(console, f"Pushed {path} to {page}; train on it with --data {url}.")
 
 
 @app.command(name="fast")
@@ -368,7 +368,8 @@ def fast_command(
         found = measured(spelling, fast, console)
         robot = spelling.processor.embodiments[0]
         fast.save(out, spelling.processor.horizon, len(robot.actions.offset))
-    console.say(
+    say(
+        console,
         f"{out}: {fast.size} tokens. A chunk of {found.values} numbers takes {found.tokens:.1f} "
         f"(at most {found.longest}), {found.compression:.1f} numbers to a token; decoded, it is "
         f"{found.error:.4f} off in normalised units (RMS over {found.chunks} chunks).",

@@ -26,7 +26,7 @@ import tyro
 
 from data.mixture.recorded import read_pictures, read_recorded
 from models import PackedBatch, Policy
-from models.files.terminal import Console, Progress, guard_tracebacks
+from models.files.terminal import Console, Progress, guard_tracebacks, say
 from models.layers.calibrated import Moments, calibrated_kernel, watched
 from models.layers.quantized import Kernel, Kind, Rounding
 from models.model import bind_processor, quantize_params, require
@@ -182,7 +182,8 @@ def main(
             small = quantize(policy, kernels, kind, activations, rounding)
         error = action_error(policy, small, random_batch(policy.model.config, rows=1, samples=1))
         convert(small, target, "chiliad")
-    console.say(
+    say(
+        console,
         f"Wrote {target}: {size(policy.params):,} bytes became {size(small.params):,}; on a random "
         f"observation actions differ by {error:.2%}.",
     )

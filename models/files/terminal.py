@@ -64,14 +64,15 @@ class Console(rich.console.Console):
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=harmless(segment.text))
 
-    def say(self, *parts: Any, **how: Any) -> None:
-        """Prints a line that nothing but the terminal itself breaks."""
-        self.print(*parts, soft_wrap=True, **how)
-
     def status(self, status: rich.console.RenderableType, **how: Any) -> Status:
         """A line beside a spinner."""
         shown = self.render_str(status) if isinstance(status, str) else status
         return super().status(shown, **how)
+
+
+def say(console: rich.console.Console, *parts: Any, **how: Any) -> None:
+    """Prints a line that nothing but the terminal itself breaks."""
+    console.print(*parts, soft_wrap=True, **how)
 
 
 def draws(console: rich.console.Console) -> bool:

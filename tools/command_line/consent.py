@@ -7,7 +7,7 @@ from pathlib import Path
 
 from data.mixture.relabelled import Transform
 from data.mixture.trust import Consent, always, remember, remembered
-from models.files.terminal import Console
+from models.files.terminal import Console, say
 
 
 def consent(trust: bool, alone: bool, console: Console) -> Consent:
@@ -22,7 +22,8 @@ def consent(trust: bool, alone: bool, console: Console) -> Consent:
 def _ask(console: Console, mixture: Path, transform: Transform) -> bool:
     if remembered(mixture, transform):
         return True
-    console.say(
+    say(
+        console,
         f"{mixture} names '{transform.function}' of {Path(transform.file).resolve()} as a "
         "transform, a program that runs with your rights.",
     )

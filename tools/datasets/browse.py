@@ -8,6 +8,7 @@ import tyro
 from data import open_dataset
 from data.statistics.idle import IdleLimits
 from data.view.browse import write_browser
+from models.files.terminal import say
 from tools.command_line.bars import steps
 from tools.command_line.ending import in_a_line
 from tools.datasets.shown import console_for
@@ -44,7 +45,8 @@ def browse_command(
     with in_a_line(kept, writing=out), steps() as report:
         counts = write_browser(dataset, out, report, against=other, limits=limits, columns=columns)
     said = ", ".join(f"{count} {mark}" for mark, count in counts.items() if count)
-    console.say(
+    say(
+        console,
         f"{out / 'index.html'}: {len(dataset.lengths)} episodes ({said or 'none is odd'}); open it "
         "in a browser.",
     )

@@ -7,7 +7,7 @@ import tyro
 from rich.table import Column
 
 from data.lake.catalogue import Catalogue, DatasetVersion, find, lineage
-from models.files.terminal import Console
+from models.files.terminal import Console, say
 from tools.datasets.shown import table
 from tools.datasets.versions import absolute, version_of
 
@@ -39,7 +39,7 @@ def catalogue_command(
         _show(console, lineage(versions, find(versions, there)))
     else:
         _show(console, [(0, version) for version in versions])
-        console.say(f"{len(versions)} versions in {url}.")
+        say(console, f"{len(versions)} versions in {url}.")
 
 
 def _show(console: Console, versions: list[tuple[int, DatasetVersion]]) -> None:

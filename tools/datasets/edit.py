@@ -12,7 +12,7 @@ from data.edit.plan import Edit, EditPlan, Numbers, Trim
 from data.errors import DatasetError
 from data.files.partial import partial_of
 from data.video.encoding import Codec, VideoEncoding
-from models.files.terminal import Console
+from models.files.terminal import Console, say
 from tools.command_line.bars import progress
 from tools.command_line.ending import in_a_line
 from tools.datasets.place import ALONE, LakeOptions, lake
@@ -113,7 +113,7 @@ def edit_command(
         for name in plans:
             note(out / name)
     for name, plan in plans.items():
-        console.say(f"{out / name}: {_said(plan)}")
+        say(console, f"{out / name}: {_said(plan)}")
     if in_place:
         console.print(f"{out}.old is the dataset as it was; delete it when you no longer need it.")
 

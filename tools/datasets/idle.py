@@ -12,7 +12,7 @@ from rich.table import Column
 from data import open_dataset
 from data.statistics.idle import IdleFrames, IdleLimits, find_idle, to_json
 from data.view.idle_page import write_idle_page
-from models.files.terminal import Console
+from models.files.terminal import Console, say
 from models.files.whole_text import write_whole
 from tools.command_line.bars import steps
 from tools.datasets.shown import console_for, table
@@ -51,7 +51,8 @@ def idle_command(
     total = int(dataset.lengths.sum())
     counts = (sum(int(getattr(one, kind).sum()) for one in found) for kind in ("still", "doubled"))
     shares = [f"{count} frames ({100 * count / total:.1f} %)" for count in counts]
-    console.say(
+    say(
+        console,
         f"{path}: {shares[0]} still (within {100 * still:g} % of each dimension's range for "
         f"{seconds:g} s or more); {shares[1]} doubled (the same values as the frame before).",
     )
@@ -60,7 +61,7 @@ def idle_command(
         console.print(f'{json_file}: give it as "frames" of the dataset in a mixture.')
     if plot is not None:
         write_idle_page(dataset, limits, found, plot)
-        console.say(f"{plot}: open it in a browser.")
+        say(console, f"{plot}: open it in a browser.")
 
 
 def _show(console: Console, found: list[IdleFrames]) -> None:

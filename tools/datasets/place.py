@@ -13,7 +13,7 @@ import tyro
 from data.files.job import running
 from data.lake.catalogue import Catalogue
 from data.lake.on_ray import on_ray
-from models.files.terminal import Console
+from models.files.terminal import Console, say
 from tools.datasets.versions import recordings, typed, version_of
 
 
@@ -66,7 +66,7 @@ def on_cluster(options: RayOptions, console: Console, data_format: str = "") -> 
     with on_ray(options.ray_address or "local") as (run, tally):
         with running(run):
             yield
-        console.say(str(tally))
+        say(console, str(tally))
 
 
 @contextmanager
@@ -99,6 +99,6 @@ def lake(
         def note(path: str | Path) -> None:
             catalogue.add([*new, version_of(str(path), typed(), sources)])
             new.clear()
-            console.say(f"Recorded {path} in the catalogue {url}.")
+            say(console, f"Recorded {path} in the catalogue {url}.")
 
         yield note

@@ -11,7 +11,7 @@ from data.dataset import dimension_names, first_prompts, use_format
 from data.statistics.difference import CameraLooks, RecordingDifference, RecordingFacts
 from data.statistics.scaling import narrow
 from data.statistics.stats import Stats
-from models.files.terminal import Console
+from models.files.terminal import Console, say
 
 _MOST_SHOWN = 1000
 """Largest number of characters of a task."""
@@ -26,7 +26,8 @@ def console_for(data_format: str) -> Console:
 
 def show_dataset(console: Console, path: str, dataset: Dataset) -> None:
     """Size, rate and cameras, and how many episodes begin with each task."""
-    console.say(
+    say(
+        console,
         Text(path, "bold"),
         f": {robot_of(dataset)}, {len(dataset.lengths)} episodes, "
         f"{dataset.lengths.sum()} frames at {dataset.fps} fps, "
@@ -87,7 +88,7 @@ def show_difference(console: Console, found: RecordingDifference) -> None:
     console.print(ranges)
     console.print()
     for finding in found.findings:
-        console.say(Text("differs", "yellow"), Text(finding))
+        say(console, Text("differs", "yellow"), Text(finding))
     console.print(f"{len(found.findings)} differences that matter.")
 
 

@@ -16,7 +16,7 @@ import tyro
 
 from data import open_dataset
 from data.mixture.mixture import DatasetConfig
-from models.files.terminal import Console, guard_tracebacks
+from models.files.terminal import Console, guard_tracebacks, say
 from models.flow.flow import Solver
 from tools.command_line.ending import in_a_line
 from tools.export.write import Format, write
@@ -71,7 +71,7 @@ def main(
             names = {"state": recording.state_names, "actions": recording.action_names}
         write(policy, out, to, cameras=sent, batch=batch, names=names)
     size = sum(file.stat().st_size for file in out.iterdir()) / 2**20
-    Console(stderr=True).say(f"Wrote {out} ({to}, {size:,.0f} MiB).")
+    say(Console(stderr=True), f"Wrote {out} ({to}, {size:,.0f} MiB).")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from models.checkpoints import digests, own
 from models.checkpoints.remote import local
 from models.config import to_json
 from models.files.own_file import run_file
-from models.files.terminal import Console
+from models.files.terminal import Console, say
 from models.flow.realtime_chunking import Chunking
 from parallel.monitor.metrics import read_metrics
 from parallel.runs.atomic import replace_text
@@ -231,7 +231,7 @@ class _Acting:
     @classmethod
     def behind(cls, policy: RemotePolicy, console: Console) -> "_Acting":
         says = json.dumps(policy.metadata, sort_keys=True, default=str)
-        console.say(f"The server at {policy.url} describes itself as {says}")
+        say(console, f"The server at {policy.url} describes itself as {says}")
         identity = f"{policy.url}, {zlib.crc32(says.encode()):08x}"
         return cls(policy, policy.url, identity, None, {"server": json.loads(says)})
 

@@ -31,7 +31,7 @@ from data.store.convert import DESCRIPTION
 from data.store.numbers import open_numbers
 from data.store.store import Store, open_store
 from models import Processor, Scaling
-from models.files.terminal import Console, Progress, track
+from models.files.terminal import Console, Progress, say, track
 from models.inputs.action_tokens import ActionTokens, last_free
 from models.inputs.fast import Fast
 from models.inputs.pictures import Antialiased
@@ -223,7 +223,8 @@ def _with_fast(
         if not kept.is_dir():
             _train_into(kept, spelling, min(VOCABULARY, room), console)
         fast = Fast.load(kept)
-        console.say(
+        say(
+            console,
             f"FAST tokenizer of {fast.size} tokens trained on the training episodes' chunks: "
             f"{kept}",
         )

@@ -25,7 +25,7 @@ from data.video.video import encode_mp4
 from models.checkpoints import own
 from models.config import to_json
 from models.files.own_file import run_file
-from models.files.terminal import Console, Progress
+from models.files.terminal import Console, Progress, say
 from models.files.whole_text import write_whole
 from models.inputs.observation import RobotObservation
 from models.requests import Request
@@ -119,7 +119,7 @@ def run(config: OpenLoopConfig, console: Console) -> OpenLoop:
     for name, errors in result.errors.items():
         console.print(f"  {name}: {errors.mean:.3g}")
     for finding in result.findings():
-        console.say(f"  {finding}")
+        say(console, f"  {finding}")
     console.print(f"Report: {config.out / PAGE}")
     return result
 

@@ -15,7 +15,7 @@ import tyro
 from models import Policy
 from models.checkpoints import own
 from models.config import from_json, model_config, to_json
-from models.files.terminal import Console
+from models.files.terminal import Console, say
 from parallel.evaluations import check_judged
 from parallel.hooks import Hook
 from parallel.hosts.watchdog import note
@@ -188,11 +188,12 @@ def _run(
             loop.abandon()
     _say_stopped(improved, config, console)
     curves = write_curves(paths.out)
-    console.say(f"Curves: {curves[0]}")
+    say(console, f"Curves: {curves[0]}")
     checkpoints = paths.out / "checkpoints"
     if (best := keep.best_of(own.steps(checkpoints))) is not None:
         rate = 1 - keep.best[best]
-        console.say(
+        say(
+            console,
             f"The best checkpoint is {checkpoints / str(best)}: it succeeded from {rate:.1%} of "
             f"held-out starts.",
         )
@@ -212,8 +213,9 @@ def _before_tuning(config: Any, directory: Path) -> Any:
 
 def _say_stopped(ended: RlResult | PopulationResult, config: RlConfig, console: Console) -> None:
     if not ended.finished:
-        console.say(
-            f"Stopped after step {ended.step} of {config.learner_steps}; continue with --resume."
+        say(
+            console,
+            f"Stopped after step {ended.step} of {config.learner_steps}; continue with --resume.",
         )
 
 

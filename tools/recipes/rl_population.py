@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from models import Policy
-from models.files.terminal import Console
+from models.files.terminal import Console, say
 from models.robot_policy import RobotPolicy
 from parallel.hosts import watchdog
 from parallel.runs.run_folder import Run
@@ -87,10 +87,11 @@ def run_population(
     for member in range(population.population):
         write_curves(run.directory / "members" / str(member))
     path = write_population(run.directory)[0]
-    console.say(f"Generations: {path}")
+    say(console, f"Generations: {path}")
     if evolved.finished:
         best = run.directory / "members" / str(evolved.best)
-        console.say(
+        say(
+            console,
             f"Member {evolved.best} is the best; {run.directory / 'checkpoints'} holds a copy "
             f"of its last checkpoint, and {best} everything else of it.",
         )

@@ -26,7 +26,7 @@ from models import PackedBatch, Policy, Processor
 from models.checkpoints.own import is_own
 from models.checkpoints.remote import local
 from models.config import from_json, to_json
-from models.files.terminal import Console
+from models.files.terminal import Console, say
 from models.flow import flow
 from models.inputs.tokenizer import SentencePiece
 from models.layers.pipeline import check_pipeline
@@ -260,7 +260,7 @@ def _run(
         + "."
     )
     if len(sources) > 1:
-        console.say(told_shares(plan, _TOLD_STEPS, config.trainer.train_steps))
+        say(console, told_shares(plan, _TOLD_STEPS, config.trainer.train_steps))
     cameras = tuple(robot.cameras for robot in ready.processor.embodiments)
     if config.trainer.keep_best or config.trainer.patience:
         metric = config.trainer.keep_best or HELD_OUT_LOSS
@@ -307,7 +307,8 @@ def _scaled_as_begun(
     kept = {name: getattr(saved.data, name) for name in unknown}
     for name, kind in kept.items():
         if getattr(config.data, name) != kind:
-            console.say(
+            say(
+                console,
                 f"This run began before data.{name} was an option; it continues with '{kind}', "
                 f"not '{getattr(config.data, name)}'.",
             )

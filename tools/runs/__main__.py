@@ -16,7 +16,7 @@ from typing import Annotated
 
 import tyro
 
-from models.files.terminal import Console, guard_tracebacks
+from models.files.terminal import Console, guard_tracebacks, say
 from models.files.whole_text import write_whole
 from tools.command_line.ending import in_a_line
 from tools.runs.films import read_films
@@ -72,7 +72,7 @@ def plot_command(
       watch: rewrite the page as long as one of the runs is in progress; the page reloads itself.
     """
     console = Console()
-    console.say(f"Page: {out}")
+    say(console, f"Page: {out}")
     while True:
         begin = time.monotonic()
         runs = read_runs(find_runs(paths))
@@ -103,7 +103,7 @@ def film_command(
     found = [read_films(path) for path in find_runs(paths)]
     console = Console()
     for sentence in (sentence for _, damage in found for sentence in damage):
-        console.say(sentence)
+        say(console, sentence)
     films = [film for of_run, _ in found for film in of_run]
     if not films:
         raise ValueError(
@@ -111,7 +111,7 @@ def film_command(
             "RUN/evaluation` writes a report with some."
         )
     write_sheet(out, films, edge, quality)
-    console.say(f"{out}: {len(films)} films, {out.stat().st_size:,} bytes")
+    say(console, f"{out}: {len(films)} films, {out.stat().st_size:,} bytes")
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.table import Column, Table
 from rich.text import Text
 
-from models.files.terminal import Console
+from models.files.terminal import Console, say
 from parallel.evaluations import HELD_OUT_LOSS
 from tools.runs.run_record import Json, RunRecord, differences, finite
 
@@ -56,7 +56,7 @@ def show_runs(runs: Sequence[RunRecord], console: Console) -> None:
     table.width = whole if whole > console.width else None  # the terminal breaks the lines then
     console.print(table, crop=False)
     for sentence in (sentence for run in runs for sentence in run.damage):
-        console.say(sentence, style="yellow")
+        say(console, sentence, style="yellow")
 
 
 def show_differences(runs: Sequence[RunRecord], console: Console) -> None:

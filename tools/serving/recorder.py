@@ -24,7 +24,7 @@ from data.lerobot.recording import video_feature
 from data.lerobot.writer import DatasetWriter
 from data.statistics.difference import DELTA_T
 from data.video.encoding import even
-from models.files.terminal import Console, logger
+from models.files.terminal import Console, logger, say
 from models.inputs.observation import RobotObservation
 from models.session import RobotSession
 from tools.serving.client import Reply
@@ -242,7 +242,7 @@ def recording(path: Path, server: PolicyServer, console: Console) -> Iterator[Re
     with Recorder(path) as recorder:
         server.ended.append(lambda client: recorder.end(client.number))
         yield recorder
-    console.say(f"{path}: {recorder.recorded}")
+    say(console, f"{path}: {recorder.recorded}")
 
 
 def recorded(answers: Answers, inputs: Inputs, recorder: Recorder | None) -> Answers:
