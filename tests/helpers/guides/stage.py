@@ -141,7 +141,7 @@ def _like(preset: RunConfig, folder: Any) -> RunConfig:
         if field.name != "compute"
         and (hasattr(value := getattr(model, field.name), "remat") or type(value) is int)
     }
-    sized["euler_steps"] = min(model.euler_steps, 2)
+    sized["euler_steps" if model.euler_steps else "max_decoding_steps"] = 2
     return _small(preset, model=model.changed(**sized).computing(dtype="float32"))
 
 
