@@ -265,12 +265,11 @@ def restore(path: Path, abstract: State, verified: bool = False) -> State:
     path = find(path)
     if not verified:
         refuse(path, _damage(path))
-    train = isinstance(abstract, TrainState)
-    saved = (
-        replace(abstract, ema=abstract.averaged) if isinstance(abstract, TrainState) else abstract
-    )
+    saved: Any = abstract
+    if isinstance(abstract, TrainState):
+        saved = replace(abstract, ema=abstract.averaged)
     check_same(path, metadata(path), saved)
-    with context(partial=train):
+    with context(partial=saved is not abstract):
         return ocp.load_checkpointables(path, {"state": abstract})["state"]
 
 
