@@ -15,6 +15,8 @@ Overlap = Literal["frozen", "latest", "average"]
 to it when the newer was requested, then the newer's. "latest": the newest's. "average": the
 mean."""
 
+MOST_STEPS = 10_000
+"""Longest chunk that is taken in; merging it takes well under a tick."""
 REMEMBERED = 10
 """Recent delays, of which the largest is the expected one."""
 
@@ -143,6 +145,8 @@ def chunk_fault(actions: Any, dims: int) -> str | None:
         return f"are {kind} {list(getattr(actions, 'shape', []))}, not floats [steps, {dims}]"
     if actions.shape[1] != dims or not len(actions):
         return f"have the shape {list(actions.shape)}, not [steps, {dims}]"
+    if len(actions) > MOST_STEPS:
+        return f"have {len(actions)} steps, more than {MOST_STEPS}"
     if not np.isfinite(actions).all():
         return "hold NaN or infinity"
     return None

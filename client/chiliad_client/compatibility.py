@@ -4,7 +4,7 @@ actions match what the policy reads and answers. Errors say what to change.
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 
@@ -19,7 +19,7 @@ def check_inputs(url: str, metadata: Mapping[str, Any], seen: Mapping[str, Any])
     if not isinstance(inputs, Mapping) or metadata.get("replay"):
         return
     given = flat(seen)
-    needed = [key for key, kind in inputs.items() if not _told(kind).get("optional")]
+    needed = [key for key, kind in inputs.items() if _told(kind).get("optional") is not True]
     missing = [key for key in needed if last_part(key) not in given]
     if missing:
         raise ValueError(
@@ -30,13 +30,13 @@ def check_inputs(url: str, metadata: Mapping[str, Any], seen: Mapping[str, Any])
         value, told = given.get(last_part(key)), _told(kind)
         if value is None:
             continue
-        if told.get("dtype") == "uint8" and not _is_picture(value):
+        if str(told.get("dtype")) == "uint8" and not _is_picture(value):
             raise ValueError(
                 f"{url} reads '{key}' as uint8 [height, width, 3], but the robot gives "
                 f"{_kind(value)}; give the camera's image unchanged, in RGB."
             )
-        shape = told.get("shape")
-        length = shape[0] if isinstance(shape, (list, tuple)) and len(shape) == 1 else None
+        shape = listed(told, "shape")
+        length = shape[0] if len(shape) == 1 else None
         if isinstance(length, int) and np.shape(value) != (length,):
             raise ValueError(
                 f"{url} reads '{key}' with {length} numbers, but the robot gives {_kind(value)}; "
@@ -46,8 +46,8 @@ def check_inputs(url: str, metadata: Mapping[str, Any], seen: Mapping[str, Any])
 
 def check_actions(url: str, metadata: Mapping[str, Any], dims: int) -> None:
     """Raises ValueError if the server declares actions with other dims than the robot's."""
-    shape = _told(metadata.get("actions")).get("shape")
-    if isinstance(shape, (list, tuple)) and shape and shape[-1] != dims:
+    shape = listed(_told(metadata.get("actions")), "shape")
+    if shape and shape[-1] != dims:
         raise ValueError(
             f"{url} answers with actions of {shape[-1]} dims, but the robot's `hold` has {dims}; "
             "serve a policy for this robot, or let `act` and `hold` use the actions that the "
@@ -62,7 +62,7 @@ def continues(url: str, metadata: Mapping[str, Any], wanted: bool | None) -> boo
     Raises:
       ValueError: continuation is wanted but not offered.
     """
-    offered = set(metadata.get("chunking") or ()) >= set(CONTROLS)
+    offered = all(key in listed(metadata, "chunking") for key in CONTROLS)
     if wanted and not offered:
         raise ValueError(
             f"{url} does not continue chunks; start it with --chunking guided (or trained), or "
@@ -82,6 +82,14 @@ def flat(message: Mapping[str, Any]) -> dict[str, Any]:
 def last_part(key: str) -> str:
     """`front` of `observation/front` and of `observation.images.front`."""
     return key.replace("/", ".").rpartition(".")[2]
+
+
+def listed(told: Mapping[str, Any], key: str) -> Sequence[Any]:
+    """The words or numbers that a server declares under a key; empty if it declares none."""
+    value = told.get(key)
+    if not isinstance(value, (list, tuple)) or not all(isinstance(x, (str, int)) for x in value):
+        return ()
+    return value
 
 
 def _told(kind: Any) -> Mapping[str, Any]:

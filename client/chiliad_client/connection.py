@@ -9,6 +9,7 @@ import asyncio
 import logging
 import ssl
 import threading
+import traceback
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,12 +19,13 @@ import numpy as np
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
 
-from .wire import encoder, pack, unpack
+from .compatibility import listed
+from .wire import LARGEST, encoder, harmless, pack, unpack
 
 log = logging.getLogger("chiliad_client")
 
-_LARGEST = 64 * 2**20
-"""Largest answer, in bytes."""
+_LINE = 10_000
+"""Longest refusal that is shown, in characters."""
 _OPENING_SECONDS, _CLOSING_SECONDS = 10.0, 1.0
 _TOO_BIG = 1009
 """Close code for a message that is longer than the server accepts."""
@@ -220,7 +222,7 @@ class Connection:
             except ValueError as error:
                 self._break(f"{self.url}: {error}")
             except Exception as error:
-                log.exception("%s: the connection failed", self.url)
+                log.error("%s: %s", self.url, harmless(traceback.format_exc()))
                 self._break(f"{self.url}: the connection failed ({error!r}); see the log.")
             finally:
                 self._set_session(None)
@@ -232,7 +234,7 @@ class Connection:
         async with connect(
             self.url,
             compression=None,
-            max_size=_LARGEST,
+            max_size=LARGEST,
             open_timeout=_OPENING_SECONDS,
             close_timeout=_CLOSING_SECONDS,
             **self._options,
@@ -240,7 +242,7 @@ class Connection:
             self._why = "it was reached, but has not sent its policy's metadata yet"
             try:
                 metadata = self._read(await socket.recv())  # comes when the policy is loaded
-                if self._jpeg is not None and "jpeg" not in metadata.get("pictures", ()):
+                if self._jpeg is not None and "jpeg" not in listed(metadata, "pictures"):
                     raise ValueError(
                         "this server does not read JPEG; leave jpeg out, or serve with a newer "
                         "Chiliad."
@@ -270,8 +272,8 @@ class Connection:
                 exchange = _exchange(socket, pack(message, self._jpeg))
                 told = await _within(self._answer_within, exchange)
                 if isinstance(told, str):
-                    last = (told.strip().splitlines() or [""])[-1]  # openpi sends a traceback
-                    self._add(ServerAnswer(number, {}, last))
+                    last = (told[-_LINE:].strip().splitlines() or [""])[-1]  # of a traceback
+                    self._add(ServerAnswer(number, {}, harmless(last)))
                 else:
                     self._add(ServerAnswer(number, self._read(told)))
         finally:
@@ -320,12 +322,14 @@ class Connection:
             )
         else:
             late = f"no answer within {self._answer_within:g} s"
-            why = str(error) or (late if isinstance(error, asyncio.TimeoutError) else repr(error))
+            told = late if isinstance(error, asyncio.TimeoutError) else repr(error)
+            why = harmless(str(error) or told)
             if why != self._why:
                 log.warning("%s: no connection (%s); trying again", self.url, why)
             self._why = self._ending = why
 
     def _break(self, why: str) -> None:
+        why = harmless(why)
         log.error("%s", why)
         with self._changed:
             self._broken = why

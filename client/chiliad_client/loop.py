@@ -291,7 +291,8 @@ class ControlLoop:
         committed = delay
         if self._continues:
             most = self._session.metadata.get("most_committed")
-            further = continuation(self._continued, tick, delay, most)
+            known = most if isinstance(most, int) else None
+            further = continuation(self._continued, tick, delay, known)
             if further is not None:
                 committed = further.committed
                 message.update(further._asdict())

@@ -1,17 +1,28 @@
 """Messages of openpi's websocket protocol: msgpack maps whose arrays are maps of their own, with
 the byte keys `__ndarray__`, `data`, `dtype` and `shape`, and `__npgeneric__` for numpy's scalars.
 Chiliad's server also reads `__jpeg__` with `data`: an image as the bytes of a JPEG file.
+
+The other side may be anyone's: a message is counted while it is read, within the limits that
+Chiliad's server has too, and its text is `harmless` before it is shown.
 """
 
 from __future__ import annotations
 
 import io
+import re
 from typing import Any, Callable, Mapping
 
 import msgpack
 import numpy as np
 
 _KINDS = "biuf"
+_NUMBERS = re.compile(r"[<>|=]?(b1|[iu][1248]|f[248])")
+LARGEST = 16 * 2**20
+"""Largest message that is read, in bytes."""
+_CONTAINERS, _LENGTH, _DEPTH = 256, 256, 4
+"""Limits: maps and lists in a message, entries of each, and maps within maps."""
+_NEITHER = (b"nd", b"complex", "__ndarray__", "__npgeneric__")
+"""Keys of arrays as the package msgpack-numpy writes them, and of openpi's as text."""
 
 
 def pack(message: Mapping[str, Any], jpeg: int | None = None) -> bytes:
@@ -36,15 +47,43 @@ def unpack(data: bytes) -> dict[str, Any]:
     """Inverse of `pack` without `jpeg`; arrays are read-only. Nothing is ever unpickled.
 
     Raises:
-      ValueError: the bytes are not such a message.
+      ValueError: the bytes are not such a message, or exceed a limit.
     """
+    if len(data) > LARGEST:
+        raise ValueError(f"it has {len(data)} bytes, more than {LARGEST}")
+    count = 0
+
+    def counted(content: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count > _CONTAINERS:
+            raise ValueError(f"more than {_CONTAINERS} maps and lists")
+        return _unpacked(content) if isinstance(content, dict) else content
+
     try:
-        message = msgpack.unpackb(data, object_hook=_unpacked)
+        message = msgpack.unpackb(
+            data,
+            object_hook=counted,
+            list_hook=counted,
+            max_array_len=_LENGTH,
+            max_map_len=_LENGTH,
+            max_ext_len=0,
+        )
     except ValueError as error:
-        raise ValueError(f"it is not msgpack with arrays of numbers ({error})") from None
+        why = str(error) or type(error).__name__
+        raise ValueError(f"it is not msgpack with arrays of numbers ({harmless(why)})") from None
     if not isinstance(message, dict):
         raise ValueError(f"it is a {type(message).__name__}, not a map")
+    _check_keys(message, 1)
     return message
+
+
+def harmless(text: str) -> str:
+    r"""The text with control characters, except tabs and newlines, spelled out (`\x1b`), so that it
+    can do nothing at a terminal."""
+    return "".join(
+        c if c.isprintable() or c in "\t\n" else c.encode("unicode_escape").decode() for c in text
+    )
 
 
 def encoder() -> Callable[[np.ndarray, int | None], bytes]:
@@ -76,6 +115,16 @@ def encoder() -> Callable[[np.ndarray, int | None], bytes]:
     return by_pillow
 
 
+def _check_keys(content: Mapping[Any, Any], depth: int) -> None:
+    if depth > _DEPTH:
+        raise ValueError(f"it nests maps more than {_DEPTH} deep")
+    for key, value in content.items():
+        if not isinstance(key, str) or not key.isprintable():
+            raise ValueError(f"it has the key {key!r:.40}, which is not printable text")
+        if isinstance(value, dict):
+            _check_keys(value, depth + 1)
+
+
 def _is_picture(value: Any) -> bool:
     return (
         isinstance(value, np.ndarray)
@@ -102,12 +151,17 @@ def _packed(value: Any) -> Any:
 def _unpacked(content: dict[Any, Any]) -> Any:
     if b"__npgeneric__" in content:
         return content.get(b"data")
+    if any(key in content for key in _NEITHER):
+        raise ValueError(
+            "its arrays are msgpack-numpy's, or their keys are text; openpi's are maps with the "
+            "byte keys __ndarray__, data, dtype and shape"
+        )
     if b"__ndarray__" not in content:
         return content
+    dtype = content.get(b"dtype")
     try:
-        dtype = np.dtype(content[b"dtype"])
-        if dtype.kind not in _KINDS:
-            raise TypeError(f"an array of {dtype}")
+        if not isinstance(dtype, str) or not _NUMBERS.fullmatch(dtype):
+            raise TypeError(f"its dtype is {dtype!r:.40}")
         return np.frombuffer(content[b"data"], dtype).reshape(content[b"shape"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"an array is malformed: {error}") from None

@@ -7,7 +7,6 @@ data read from it is checked against its checksum.
 """
 
 import hashlib
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -27,13 +26,14 @@ from data.rlds.features import STEPS, Leaf, decode_column, decode_pictures, read
 from data.rlds.index import Index, find_index, read_episode
 from data.rlds.tf_example import feature_spans, feature_values
 from data.rlds.tfrecord import RecordSpan
+from models.files.terminal import logger
 from models.files.user_cache import user_cache
 
 _USUAL_FPS = 10.0
 _INFO, _FEATURES = "dataset_info.json", "features.json"
 _AGAIN = "{reason}; download it again."
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 def open_rlds(

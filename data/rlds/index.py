@@ -7,7 +7,6 @@ images, and the result is kept on disk, by a digest of the files that were scann
 import hashlib
 import io
 import json
-import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -28,11 +27,12 @@ from data.files.folder import Folder, LocalFolder
 from data.rlds.features import STEPS, Leaf
 from data.rlds.tf_example import Read, feature_spans, feature_values
 from data.rlds.tfrecord import RecordSpan, masked_crc, read_record, record_spans
+from models.files.terminal import logger
 
 _FORMAT = 2
 _INSTRUCTION = re.compile(r"(.*/)?(natural_)?language_instruction(_\d+)?")
 
-_log = logging.getLogger(__name__)
+_log = logger(__name__)
 
 
 class Index(NamedTuple):

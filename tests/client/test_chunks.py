@@ -83,6 +83,7 @@ def test_no_more_is_committed_than_is_left_of_the_chunk_or_the_server_takes():
         (np.zeros(2), "not floats"),
         (np.zeros((3, 3)), r"\[3, 3\], not \[steps, 2\]"),
         (np.zeros((0, 2)), r"\[0, 2\]"),
+        (np.zeros((10_001, 2)), "10001 steps, more than 10000"),
         (np.full((3, 2), np.nan), "NaN"),
     ],
 )

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+from websockets.sync.server import serve
 
 from chiliad_client import Backoff, Connection
 from tests.helpers.client.bad_network import bad_network
@@ -22,6 +23,7 @@ from tests.helpers.tools.served import (
 )
 from tools.serving.limits import Limits
 from tools.serving.server import PolicyServer
+from tools.serving.wire import pack
 
 QUICK = Backoff(0.01, 0.05)
 LONG = 300
@@ -81,6 +83,35 @@ def test_what_the_server_refuses_is_said_and_the_connection_stays():
             server.infer({k: v for k, v in OBSERVATION.items() if "wrist" not in k}, LONG)
         assert (server.infer(observation(1.0), LONG)["actions"] == 1).all()
         assert server.session.number == first.number
+
+
+FOREIGN, SHOWN = "\x1b]52;c;cm0=\x07\x1b[2J", r"\x1b]52;c;cm0=\x07\x1b[2J"
+
+
+@pytest.mark.parametrize("sent", ["first message", "answer", "reason"])
+def test_text_of_a_server_has_no_power_over_the_terminal(sent, caplog):
+    def speak(link):
+        link.send(FOREIGN if sent == "first message" else pack({"chunking": 5, "inputs": [[]]}))
+        link.recv()
+        if sent == "answer":
+            link.send("Traceback\n" * 1_000_000 + FOREIGN)
+            link.recv()
+        link.close(1011, FOREIGN)
+
+    with serve(speak, "127.0.0.1", 0) as running:
+        thread = threading.Thread(target=running.serve_forever)
+        thread.start()
+        url = f"ws://127.0.0.1:{running.socket.getsockname()[1]}"
+        with (
+            Connection(url, backoff=QUICK) as server,
+            pytest.raises((ValueError, ConnectionError)) as caught,
+        ):
+            server.infer(OBSERVATION, LONG)
+        running.shutdown()
+        thread.join()
+    assert SHOWN in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+    assert FOREIGN not in caplog.text
 
 
 def test_pictures_come_as_jpeg_where_that_is_wanted():

@@ -351,10 +351,19 @@ def test_other_overlaps_ask_a_server_to_continue_nothing(overlap):
     assert all(whole) == (overlap == "latest")
 
 
-def test_a_server_that_tells_nothing_of_itself_is_believed_and_continues_nothing():
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"reset_pose": [0.0]},
+        {"inputs": {"x": {"dtype": np.zeros(2), "optional": True}}, "chunking": 5},
+        {"inputs": [[]], "actions": {"shape": [np.zeros(2)]}, "chunking": [[], np.zeros(2)]},
+        {"inputs": {"observation/state": {"shape": {}}}, "actions": 3, "most_committed": "x"},
+    ],
+)
+def test_a_server_that_tells_nothing_of_itself_is_believed_and_continues_nothing(metadata):
     """As openpi's, whose metadata is whatever its owner wrote."""
     loop, _, server, _ = made(delay=0.15, replan=4)
-    server.metadata = {"reset_pose": [0.0]}
+    server.metadata = metadata
     server.open()
     assert {c.mode for c in steps(loop, 30)[3:]} == {"act"}
     assert not any("executed" in message for _, message in server.messages)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from zipfile import ZipFile
 
+import msgpack
 import numpy as np
 import pytest
 
@@ -125,11 +126,29 @@ def test_pillow_encodes_where_simplejpeg_is_not_installed(monkeypatch):
         (servers.pack({"a": 1})[:-1], "not msgpack"),
         (b"\x93\x01\x02\x03", "a list, not a map"),
         (servers.pack({"a": np.zeros(4)}).replace(b"<f8", b"|O8"), "array"),
+        (servers.pack({"a": np.zeros(4)}).replace(b"shape\x91\x04", b"shape\x91\xc3"), "malformed"),
+        (b"\x81\xa1a\xdd\x00\x98\x96\x80" + b"\x90" * 10_000_000, "exceeds max_array_len"),
+        (b"\x81\xa1a\xdc\x00\xff" + b"\x91\x90" * 255, "more than 256 maps and lists"),
+        (b"\x81\xa1a\xdf\x00\x98\x96\x80", "exceeds max_map_len"),
+        (b"\x81\xa1a" * 5 + b"\x01", "maps more than 4 deep"),
+        (b"\x91" * 5000, "StackError"),
+        (bytes(wire.LARGEST + 1), "16777217 bytes, more than 16777216"),
+        (msgpack.packb({"a": msgpack.ExtType(5, b"x")}), "exceeds max_ext_len"),
+        (msgpack.packb({b"a": 1}), "key b'a', which is not printable"),
+        (msgpack.packb({"\x1b]52;c;cm0=\x07": 1}), r"key '\\x1b\]52;c;cm0=\\x07', which is not"),
+        (msgpack.packb({"a": {b"nd": True, b"type": "<f4", b"data": b""}}), "msgpack-numpy's"),
+        (msgpack.packb({"a": {"__ndarray__": True, "data": b""}}), "their keys are text"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_an_answer_that_is_none_is_refused(data, why):
     with pytest.raises(ValueError, match=why):
         wire.unpack(data)
+
+
+def test_foreign_text_is_shown_without_power_over_the_terminal():
+    shown = r"\x1b]52;c;cm0=\x07 \r\u202e"
+    assert wire.harmless("lift\n\tØ 日本 \x1b]52;c;cm0=\x07 \r\u202e") == f"lift\n\tØ 日本 {shown}"
 
 
 @NEEDS_CLIENT

@@ -36,6 +36,8 @@ _ALIASES = {
 }
 """openpi's keys for LIBERO's cameras, and LeRobot's names for them, which the suite uses."""
 _STATE = "observation/state"
+_LARGEST = 64 * 2**20
+"""Largest answer, in bytes."""
 _SECONDS = 600.0
 """Longest wait for an answer; a server may compile before its first answer."""
 
@@ -111,7 +113,7 @@ class RemotePolicy(AbstractContextManager["RemotePolicy"]):
             connecting = connect(
                 self.url,
                 compression=None,
-                max_size=None,
+                max_size=_LARGEST,
                 ping_interval=None,  # openpi's server answers no pings while it computes
                 additional_headers=self._headers,
             )
@@ -151,7 +153,7 @@ class RemotePolicy(AbstractContextManager["RemotePolicy"]):
         except ConnectionClosed as error:
             raise ConnectionError(f"{self.url} closed the connection: {error}.") from None
         if isinstance(answer, str):
-            last = (answer.strip().splitlines() or [""])[-1]  # openpi's server sends a traceback
+            last = (answer[-10_000:].strip().splitlines() or [""])[-1]  # of openpi's traceback
             raise ValueError(f"{self.url} refused a request: {last:.500}")
         try:
             return unpack(answer)

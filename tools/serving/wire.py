@@ -21,6 +21,8 @@ _CONTAINERS, _LENGTH, _KEY, _DIMS, _DEPTH = 256, 256, 256, 4, 4
 maps within maps."""
 _DECODED, _SIDE = 64 * 2**20, 8192
 """Limits: decoded bytes of a message's JPEG pictures, and pixels along one of their edges."""
+_NEITHER = (b"nd", b"complex", "__ndarray__", "__npgeneric__")
+"""Keys of arrays as the package msgpack-numpy writes them, and of openpi's as text."""
 PICTURES = ("raw", "jpeg")
 """Kinds of pictures that are read, as reported to clients."""
 
@@ -72,6 +74,12 @@ class _Reading:
 
     def map(self, content: dict[Any, Any]) -> Any:
         self._count()
+        if any(key in content for key in _NEITHER):
+            raise ValueError(
+                "its arrays are msgpack-numpy's, or their keys are text; pack them with "
+                "chiliad_client or openpi_client.msgpack_numpy, as maps with the byte keys "
+                "__ndarray__ (true), data, dtype and shape."
+            )
         if b"__ndarray__" in content:
             return _array(content)
         if b"__npgeneric__" in content:
@@ -110,9 +118,10 @@ def _check_keys(content: dict[Any, Any], depth: int) -> None:
     if depth > _DEPTH:
         raise ValueError(f"The message nests maps more than {_DEPTH} deep.")
     for key, value in content.items():
-        if not isinstance(key, str) or len(key) > _KEY:
+        if not isinstance(key, str) or len(key) > _KEY or not key.isprintable():
             raise ValueError(
-                f"The message has the key {key!r:.40}; keys are text of at most {_KEY} characters."
+                f"The message has the key {key!r:.40}; keys are printable text of at most {_KEY} "
+                "characters."
             )
         if isinstance(value, dict):
             _check_keys(value, depth + 1)

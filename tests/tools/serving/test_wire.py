@@ -21,6 +21,10 @@ def test_an_array_comes_back_as_it_was(dtype):
     np.testing.assert_array_equal(back, x)
 
 
+MSGPACK_NUMPY = {b"nd": True, b"type": "<f4", b"kind": b"", b"shape": [2], b"data": bytes(8)}
+TEXT_KEYS = {"__ndarray__": True, "data": bytes(8), "dtype": "<f4", "shape": [2]}
+
+
 def jpeg(data):
     return {b"__jpeg__": True, b"data": data}
 
@@ -67,7 +71,7 @@ def test_what_is_no_number_is_not_packed(value):
         (pack({"a": 1}) * 2, "after its end"),
         (msgpack.packb([1]), "a list; send a map"),
         (msgpack.packb({1: 2}), "not allowed for map key"),
-        (msgpack.packb({b"a": 2}), "keys are text"),
+        (msgpack.packb({b"a": 2}), "keys are printable text"),
         (pack({"image." * 100: 1}), "at most 256 characters"),
         (b"\x81\xa1\xff\x01", "decode"),
         (b"\x91" * 5000, "too deeply"),
@@ -76,6 +80,9 @@ def test_what_is_no_number_is_not_packed(value):
         (b"\xdf\xff\xff\xff\xff", "exceeds max_map_len"),
         (b"\xdc\x01\x00" + b"\x80" * 256, "more than 256 maps and lists"),
         (msgpack.packb({"t": msgpack.ExtType(5, b"x")}), "exceeds max_ext_len"),
+        (pack({"\x1b[2J": 1}), r"key '\\x1b\[2J'; keys are printable text"),
+        (msgpack.packb({"x": MSGPACK_NUMPY}), "msgpack-numpy's, .* pack them with chiliad_client"),
+        (msgpack.packb({"x": TEXT_KEYS}), "their keys are text; pack them with chiliad_client"),
         (array(dtype="O"), "dtype 'O'"),
         (array(dtype="<U2"), "dtype '<U2'"),
         (array(dtype="<f4,<f4"), "dtype"),
