@@ -271,15 +271,16 @@ class Format:
     """One kind of dataset: how a folder is recognised by its files, opened and checked.
 
     Opening reads only metadata. `select` opens a subset of the episodes; None if the format cannot.
-    `validate` yields all problems of an opened dataset; None for the problems that a dataset of any
-    format can have (data/validation/check_dataset.py).
+    `validate` yields all problems of an opened dataset of which these columns are trained on (if
+    none, those of its usual names); None for the problems that a dataset of any format can have
+    (data/validation/check_dataset.py).
     """
 
     name: str
     recognises: Callable[[Folder], bool]
     open: Callable[[str | Path], Dataset]
     select: Callable[[str | Path, Sequence[int]], Dataset] | None = None
-    validate: Callable[[Any, Report], Iterable[Problem]] | None = None
+    validate: Callable[[Any, Report, Sequence[str]], Iterable[Problem]] | None = None
 
 
 _SHIPPED = (("data.lerobot.format", "LEROBOT"), ("data.rlds.format", "RLDS"))

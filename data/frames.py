@@ -5,7 +5,7 @@ loader treat them alike. A `Feed` says how one of them is read in a mixture, and
 `fit_of` how the pictures of one of its cameras are resized.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Protocol
@@ -16,12 +16,28 @@ from jaxtyping import Bool, Float32, Int64, Shaped
 from data.dataset import Prompts, Runs
 from models.inputs.pictures import PictureFit, Size, picture_fit
 
-__all__ = ["ACTION", "STATE", "Feed", "Frames", "Runs", "Stats"]
+__all__ = ["ACTION", "STATE", "Feed", "Frames", "Runs", "Stats", "usual_columns"]
 
 STATE, ACTION = "observation.state", "action"
+_USUAL = ((STATE, "state", "observation.states"), (ACTION, "actions"))
+"""Names of the columns of states and of actions: LeRobot's, openpi's, AgiBot's."""
 
 Stats = dict[str, np.ndarray]
 """min, max, mean, std, q01, q10, q50, q90, q99 per dimension, and count [1]."""
+
+
+def usual_columns(names: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The columns of states and those of actions among `names`: `observation.state` or `state`, and
+    `action` or `actions`; where there is none, all columns that are parts of one, such as
+    `observation.state.joint_position`."""
+    known = list(names)
+
+    def of(usual: tuple[str, ...]) -> tuple[str, ...]:
+        whole = [name for name in usual if name in known]
+        heads = tuple(f"{name}." for name in usual)
+        return tuple(whole[:1] or [name for name in known if name.startswith(heads)])
+
+    return of(_USUAL[0]), of(_USUAL[1])
 
 
 Rows = Int64[np.ndarray, " n"]

@@ -81,6 +81,7 @@ _PUSHED = PushOptions()
 def validate_command(
     path: DatasetPath,
     json_file: JsonFile = None,
+    columns: tuple[str, ...] = (),
     data_format: DataFormat = "",
     options: Annotated[RayOptions, tyro.conf.arg(name="")] = HERE,
 ) -> None:
@@ -89,12 +90,14 @@ def validate_command(
     Args:
         path: Folder of the dataset (the one that holds meta/), hf://OWNER/NAME or a bucket's URL.
         json_file: File to write the findings to.
+        columns: Columns to train on, whose values are checked most; default: those named as states
+            and actions usually are.
         data_format: Your own format to read it with; the file is run (docs/own_dataset.md).
         options: Work on a cluster.
     """
     console = console_for(data_format)
     with on_cluster(options, console, data_format), steps() as report:
-        problems = validate(absolute(path) if options.chosen else path, report)
+        problems = validate(absolute(path) if options.chosen else path, report, columns)
     if json_file is not None:
         write_whole(json_file, json.dumps([asdict(p) for p in problems], indent=2) + "\n")
     errors = sum(problem.severity == "error" for problem in problems)

@@ -1,6 +1,6 @@
 """LeRobot's entry in the table of formats: v2.0, v2.1 and v3.0."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from data.columns import BOOKKEEPING
 from data.dataset import Format, Report
@@ -19,15 +19,15 @@ from data.lerobot.dataset import LeRobotDataset
 from data.validation.check_columns import check_columns
 
 
-def _validate(dataset: LeRobotDataset, report: Report) -> Iterator[Problem]:
-    return check_sums(dataset.folder, _check(dataset, report), report)
+def _validate(dataset: LeRobotDataset, report: Report, columns: Sequence[str]) -> Iterator[Problem]:
+    return check_sums(dataset.folder, _check(dataset, report, columns), report)
 
 
-def _check(dataset: LeRobotDataset, report: Report) -> Iterator[Problem]:
-    found, stats, tasks = check_columns(dataset, report, BOOKKEEPING)
+def _check(dataset: LeRobotDataset, report: Report, columns: Sequence[str]) -> Iterator[Problem]:
+    found, stats, tasks = check_columns(dataset, report, columns, BOOKKEEPING)
     yield from found
     report("Metadata", 0, 1)
-    yield from caught(check_info(dataset))
+    yield from caught(check_info(dataset, columns))
     yield from caught(check_frame_numbers(dataset))
     yield from caught(check_tasks(dataset, tasks))
     yield from caught(check_subtasks(dataset))

@@ -15,7 +15,7 @@ import numpy as np
 
 from data.errors import short
 from data.files.names import file_within, plain_name
-from data.frames import ACTION, STATE, Frames
+from data.frames import ACTION, STATE, Frames, usual_columns
 from data.mixture.relabelled import Transform, Wordings, read_wordings
 from data.mixture.split import Episodes
 from data.mixture.trust import Consent, remembered
@@ -304,9 +304,11 @@ def _reading(
         )
     absent = [name for name in (*config.state, *config.actions) if name not in known.columns]
     if absent or not config.state or not config.actions:
+        state, actions = map(list, usual_columns(known.columns))
+        such = f", such as state {state} and actions {actions}" if state and actions else ""
         raise ValueError(
             f"{config.path}: state is {list(config.state)} and actions {list(config.actions)}, "
-            f"but its columns are {list(known.columns)}; name some of those in a mixture."
+            f"but its columns are {list(known.columns)}; name some of those in a mixture{such}."
         )
     if config.weights and not in_file(config.weights) and known.columns.get(config.weights) != 1:
         single = [name for name, size in known.columns.items() if size == 1]

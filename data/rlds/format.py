@@ -1,6 +1,6 @@
 """The entry of RLDS in the table of formats."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from data.dataset import Format, Report
 from data.errors import Problem
@@ -17,8 +17,8 @@ def _recognises(folder: Folder) -> bool:
     return any(all(folder.list(top + file) for file in _FILES) for top in ("", "*/"))
 
 
-def _validate(dataset: RldsDataset, report: Report) -> Iterator[Problem]:
-    return check_sums(dataset.folder, check_dataset(dataset, report), report)
+def _validate(dataset: RldsDataset, report: Report, columns: Sequence[str]) -> Iterator[Problem]:
+    return check_sums(dataset.folder, check_dataset(dataset, report, columns), report)
 
 
 RLDS = Format("RLDS", _recognises, open_rlds, validate=_validate)

@@ -6,7 +6,7 @@ images are found by trial: each common mistake is undone in the second recording
 the result is compared with the first's.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from PIL import Image
 
 from data.columns import BOOKKEEPING
 from data.dataset import Dataset, Report, dimension_names, first_prompts, frames_at
-from data.frames import ACTION, STATE
+from data.frames import usual_columns
 from data.statistics.stats import compute, numeric_columns
 
 DELTA_T = "delta_t"
@@ -48,9 +48,10 @@ MISTAKES: Mapping[str, Callable[[Picture], Picture]] = {
 
 @dataclass(frozen=True)
 class DimDifference:
-    """One dim of a column in both recordings. `first` and `second` hold min, q01, q50, q99 and max.
-    `outside`: share of the second's frames beyond the first's least and greatest value; `beyond`:
-    the farthest of them, in half ranges (q01 to q99) of the first, 0 if none is."""
+    """One dim of a column (by its name in the first) in both recordings. `first` and `second` hold
+    min, q01, q50, q99 and max. `outside`: share of the second's frames beyond the first's least and
+    greatest value; `beyond`: the farthest of them, in half ranges (q01 to q99) of the first, 0 if
+    none is."""
 
     column: str
     name: str
@@ -109,12 +110,8 @@ def difference(first: Dataset, second: Dataset, report: Report) -> RecordingDiff
       DatasetError: a column or image cannot be read.
     """
     sets = (first, second)
-    shared = [
-        name
-        for name in numeric_columns(first)
-        if name in numeric_columns(second) and name not in (*BOOKKEEPING, DELTA_T)
-    ]
-    fit = [name for name in shared if _dims(first, name) == _dims(second, name)]
+    shared, lacking = _paired(first, second)
+    fit = {a: b for a, b in shared.items() if _dims(first, a) == _dims(second, b)}
     looks = [_looks(one, report) for one in sets]
     facts = tuple(
         _facts(one, {name: camera.looks for name, camera in seen.items()})
@@ -122,19 +119,36 @@ def difference(first: Dataset, second: Dataset, report: Report) -> RecordingDiff
     )
     dims = tuple(_compared(first, second, fit, report))
     unlike = (
-        f"Column '{name}' has {_dims(first, name)} dims in the first and {_dims(second, name)} in "
-        "the second."
-        for name in shared
-        if name not in fit
+        f"Column '{a}' has {_dims(first, a)} dims in the first and {_dims(second, b)} in the "
+        "second."
+        for a, b in shared.items()
+        if a not in fit
     )
     findings = [
-        *_of_facts(facts[0], facts[1]),
-        *(line for name in (STATE, ACTION) for line in _lacking(first, second, name)),
+        *_of_facts(facts[0], facts[1], shared),
+        *lacking,
         *unlike,
         *(line for dim in dims for line in _of_dim(dim)),
         *_of_pictures(looks[0], looks[1]),
     ]
     return RecordingDifference(facts[0], facts[1], dims, tuple(findings))
+
+
+def _paired(first: Dataset, second: Dataset) -> tuple[dict[str, str], list[str]]:
+    """The second's name for each column that both have, where states (and actions) go by any of
+    their usual names; and a sentence for each state or action that one of the two lacks."""
+    ours, theirs = (
+        [n for n in numeric_columns(one) if n not in (*BOOKKEEPING, DELTA_T)]
+        for one in (first, second)
+    )
+    pairs, lacking = {name: name for name in ours if name in theirs}, list[str]()
+    for a, b in zip(usual_columns(ours), usual_columns(theirs), strict=True):
+        if len(a) == len(b) == 1:
+            pairs |= {a[0]: b[0]}
+            continue
+        for which, names, others in (("second", a, theirs), ("first", b, ours)):
+            lacking += [f"The {which} has no column '{n}'." for n in names if n not in others]
+    return pairs, lacking
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,18 +196,19 @@ def _delta_t(dataset: Dataset) -> tuple[float, float] | None:
 
 
 def _compared(
-    first: Dataset, second: Dataset, names: Sequence[str], report: Report
+    first: Dataset, second: Dataset, names: Mapping[str, str], report: Report
 ) -> Iterator[DimDifference]:
     if not names:
         return
-    told = [compute(one, None, names, report) for one in (first, second)]
+    ours = compute(first, None, list(names), report)
+    others = compute(second, None, list(names.values()), report)
     frames = int(second.lengths.sum())
-    for name in names:
-        a, b = ({k: np.ravel(v) for k, v in stats[name].items()} for stats in told)
+    for name, other in names.items():
+        a, b = ({k: np.ravel(v) for k, v in of.items()} for of in (ours[name], others[other]))
         slack = 1e-6 * np.maximum(np.abs(a["min"]), np.abs(a["max"])) + 1e-9
         outside = np.zeros(len(a["min"]), np.int64)
-        for block in second.stream([name]):
-            values = block[name].reshape(len(block[name]), -1)
+        for block in second.stream([other]):
+            values = block[other].reshape(len(block[other]), -1)
             outside += ((values < a["min"] - slack) | (values > a["max"] + slack)).sum(0)
         half = np.maximum((a["q99"] - a["q01"]) / 2, slack)
         beyond = np.maximum(a["min"] - b["min"], b["max"] - a["max"]) / half
@@ -240,7 +255,9 @@ def _thumb(picture: UInt8[np.ndarray, "_h _w 3"]) -> Float64[np.ndarray, "h w 3"
     return np.asarray(small) / 255.0
 
 
-def _of_facts(first: RecordingFacts, second: RecordingFacts) -> Iterator[str]:
+def _of_facts(
+    first: RecordingFacts, second: RecordingFacts, shared: Mapping[str, str]
+) -> Iterator[str]:
     if first.fps != second.fps:
         yield f"The first has {first.fps:g} frames per second, the second {second.fps:g}."
     if first.delta_t and second.delta_t and second.delta_t[1] > 3 * second.delta_t[0]:
@@ -248,9 +265,9 @@ def _of_facts(first: RecordingFacts, second: RecordingFacts) -> Iterator[str]:
             f"Frames of the second are up to {second.delta_t[1]:.3g} s apart, but "
             f"{second.delta_t[0]:.3g} s at the median: its recording was held up."
         )
-    for name, dims in first.columns.items():
-        theirs = second.columns.get(name)
-        if theirs is not None and len(theirs) == len(dims) and theirs != dims:
+    for name, its in shared.items():
+        dims, theirs = first.columns[name], second.columns[its]
+        if len(theirs) == len(dims) and theirs != dims:
             moved = "in another order" if sorted(theirs) == sorted(dims) else "under other names"
             yield f"Column '{name}' has its dims {moved}: {list(dims)} and {list(theirs)}."
     for one, other, which in ((first, second, "second"), (second, first, "first")):
@@ -268,12 +285,6 @@ def _of_facts(first: RecordingFacts, second: RecordingFacts) -> Iterator[str]:
 def _short(cameras: Mapping[str, Any]) -> dict[str, str]:
     """Full names by their last parts."""
     return {name.rpartition(".")[2]: name for name in cameras}
-
-
-def _lacking(first: Dataset, second: Dataset, name: str) -> Iterator[str]:
-    if (name in first.column_names) != (name in second.column_names):
-        which = "second" if name in first.column_names else "first"
-        yield f"The {which} has no column '{name}'."
 
 
 def _of_dim(dim: DimDifference) -> Iterator[str]:

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from data.dataset import Dataset, Report
-from data.frames import ACTION, Stats
+from data.frames import Stats, usual_columns
 from data.statistics.idle import (
     IdleLimits,
     by_episode,
@@ -72,7 +72,9 @@ def episode_facts(
     extent = usual_extent(stats, names)
     middle = np.concatenate([np.ravel(stats[n]["q01"] + stats[n]["q99"]) / 2 for n in names])
     sizes = [stats[n]["q01"].size for n in names]
-    smooth = np.repeat([len(names) == 1 or n != ACTION for n in names], sizes) & (extent > 0)
+    actions = usual_columns(names)[1]
+    felt = [n not in actions or len(actions) == len(names) for n in names]
+    smooth = np.repeat(felt, sizes) & (extent > 0)
     jerk, done = np.full(len(lengths), np.nan), 0
     for i, values in enumerate(by_episode(dataset, names)):
         if broken[i] == 0:

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float64, Int64
 from numpy.lib.stride_tricks import sliding_window_view
 
 from data.dataset import Dataset, Report, cut_into_episodes
-from data.frames import ACTION, STATE, Stats
+from data.frames import ACTION, STATE, Stats, usual_columns
 from data.statistics.stats import compute, numeric_columns
 
 _ENDS = ("q01", "q99", "min", "max")
@@ -85,7 +85,8 @@ def movement_columns(dataset: Dataset, columns: Sequence[str] = ()) -> list[str]
       ValueError: there is no such column of numbers, or none at all.
     """
     numeric = numeric_columns(dataset)
-    names = list(columns) or [name for name in (STATE, ACTION) if name in numeric]
+    state, actions = usual_columns(numeric)
+    names = list(columns) or [*state, *actions]
     if lacking := [name for name in names if name not in numeric]:
         raise ValueError(f"{dataset.root}: no numeric column '{lacking[0]}'; it has {numeric}.")
     if not names:

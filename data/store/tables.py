@@ -21,7 +21,7 @@ from data.dataset import Dataset, Runs, subtasks_of
 from data.errors import DatasetError
 from data.files.folder import Folder, LocalFolder
 from data.files.names import path_within
-from data.frames import ACTION, STATE
+from data.frames import usual_columns
 from data.statistics import stats
 from models.files.terminal import logger
 
@@ -138,7 +138,8 @@ def _kept_open(
 
 def _telling(dims: Mapping[str, int]) -> list[str]:
     """Columns that tell episodes apart."""
-    return [name for name in (STATE, ACTION) if name in dims] or [*dims]
+    state, actions = usual_columns(dims)
+    return [*state, *actions] if state and actions else [*dims]
 
 
 def _shards(

@@ -20,7 +20,7 @@ from data.columns import BOOKKEEPING
 from data.dataset import Dataset, Report
 from data.errors import DatasetError, Problem, error, from_error, warning
 from data.files.job import Done, adding_up, run_job
-from data.frames import ACTION, STATE
+from data.frames import usual_columns
 from data.lake.ranges import episode_ranges, require_no_strays, streamed
 from data.statistics.stats import Stats, describe_columns, numeric_columns
 
@@ -36,16 +36,20 @@ the median's size."""
 
 
 def check_columns(
-    dataset: Dataset, report: Report, further: Iterable[str] = ()
+    dataset: Dataset, report: Report, columns: Sequence[str] = (), further: Iterable[str] = ()
 ) -> tuple[list[Problem], dict[str, Stats], dict[int, int]]:
     """Problems of the columns, exact statistics of those that are sound, and the first episode of
     every task index.
 
     Args:
+      columns: those that are trained on, which must be finite and are checked for values far
+        outside and for doubled episodes; if none, those of a usual name.
       further: columns to check besides the numeric ones that the dataset lists.
     """
     names = list(dict.fromkeys([*numeric_columns(dataset), *further]))
-    scan, problems = _scan(dataset, names, report)
+    state, actions = usual_columns(names)
+    trained = tuple(columns) or (*state, *actions)
+    scan, problems = _scan(dataset, names, trained, report)
     if scan is None:
         return problems, {}, {}
     problems += scan.problems()
@@ -56,7 +60,7 @@ def check_columns(
         episode_ranges(dataset.lengths),
         lambda number: _telling(dataset, report, f"Statistics, pass {number}"),
     )
-    moving = [name for name in (STATE, ACTION) if name in sound]
+    moving = [name for name in trained if name in sound]
     if moving:
         problems += _constant(dataset, stats, moving)
         problems += _outside(dataset, stats, moving, report)
@@ -66,8 +70,10 @@ def check_columns(
 class _Scan:
     """Findings of one pass over all columns, or over those of a range of episodes."""
 
-    def __init__(self, dataset: Dataset, names: Sequence[str], first: int = 0) -> None:
-        self.dataset, self.names = dataset, list(names)
+    def __init__(
+        self, dataset: Dataset, names: Sequence[str], trained: Sequence[str], first: int = 0
+    ) -> None:
+        self.dataset, self.names, self.trained = dataset, list(names), trained
         self.holes: dict[str, tuple[int, int]] = {}
         self.wrong: dict[str, tuple[int, float, float]] = {}
         self.tasks: dict[int, int] = {}
@@ -103,7 +109,7 @@ class _Scan:
             for task, frame in zip(tasks.tolist(), first.tolist(), strict=True):
                 of = self._episodes + int(np.searchsorted(starts, frame, "right")) - 1
                 self.tasks.setdefault(task, of)
-        self._compare([block[n] for n in (STATE, ACTION) if n in block], starts, lengths)
+        self._compare([block[n] for n in self.trained if n in block], starts, lengths)
         self._frames, self._episodes = self._frames + count, last
 
     def problems(self) -> Iterator[Problem]:
@@ -124,7 +130,7 @@ class _Scan:
                 )  # fmt: skip
         for name, (at, count) in self.holes.items():
             episode, step = locate(self.dataset, at)
-            tell = error if name in (STATE, ACTION) else warning
+            tell = error if name in self.trained else warning
             yield tell(
                 _file(self.dataset, at), f"column '{name}'",
                 f"is not finite (NaN or infinite) at step {step} of episode {episode} and in "
@@ -187,23 +193,26 @@ class _Scanning:
 
     columns: "_Columns"
     names: tuple[str, ...]
+    trained: tuple[str, ...]
 
     def __call__(self, episodes: range, done: Done) -> _Scan:
-        scan = _Scan(self.columns.dataset, self.names, episodes.start)
+        scan = _Scan(self.columns.dataset, self.names, self.trained, episodes.start)
         for block in self.columns(self.names, episodes):
             scan.add(block)
             done(len(block[self.names[0]]))
         return scan
 
 
-def _scan(dataset: Dataset, names: list[str], report: Report) -> tuple[_Scan | None, list[Problem]]:
+def _scan(
+    dataset: Dataset, names: list[str], trained: tuple[str, ...], report: Report
+) -> tuple[_Scan | None, list[Problem]]:
     """A pass over the columns that can be read; the others are problems."""
     problems: list[Problem] = []
     while names:
-        ranges, scan = episode_ranges(dataset.lengths), _Scan(dataset, names)
+        ranges, scan = episode_ranges(dataset.lengths), _Scan(dataset, names, trained)
         done = _telling(dataset, report, "Values and numbering")
         try:
-            for found in run_job(_Scanning(_Columns(dataset), tuple(names)), ranges, done):
+            for found in run_job(_Scanning(_Columns(dataset), tuple(names), trained), ranges, done):
                 scan.join(found)
             require_no_strays(dataset, ranges)
         except DatasetError as raised:

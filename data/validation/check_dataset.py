@@ -4,7 +4,7 @@ instructions, and images that decode.
 A format's own checks begin with these or replace them (`Format.validate`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -14,13 +14,15 @@ from data.validation.check_columns import check_columns
 from data.validation.check_pictures import check_pictures, check_presence
 
 
-def check_dataset(dataset: Dataset, report: Report) -> Iterator[Problem]:
-    """All problems of a dataset that any format can have."""
+def check_dataset(
+    dataset: Dataset, report: Report, columns: Sequence[str] = ()
+) -> Iterator[Problem]:
+    """All problems of a dataset that any format can have; `columns` as in `check_columns`."""
     wrong = list(_check_tables(dataset))
     yield from wrong
     if wrong:
         return
-    found, _, _ = check_columns(dataset, report)
+    found, _, _ = check_columns(dataset, report, columns)
     yield from found
     yield from check_prompts(dataset)
     yield from caught(_check_subtasks(dataset))

@@ -4,21 +4,26 @@ Each finding names the file and the field; errors stop training, warnings do not
 trusted: whatever the files hold, the result is a list.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from data.dataset import Report, find_format, open_as
-from data.errors import DatasetError, Problem, caught, from_error
+from data.errors import DatasetError, Problem, caught, error, from_error
 from data.validation.check_dataset import check_dataset
 
 __all__ = ["Problem", "require_valid", "validate"]
 
 
-def validate(path: str | Path, progress: Report | None = None) -> list[Problem]:
+def validate(
+    path: str | Path, progress: Report | None = None, columns: Sequence[str] = ()
+) -> list[Problem]:
     """All problems of the dataset at `path`, errors first; an empty list if it is sound.
 
     Args:
       path: anything that `open_dataset` opens.
       progress: called with the name of the check, how much of it is done and how much there is.
+      columns: those that a policy is trained on; if none, the states and actions that have a usual
+        name (`data.frames.usual_columns`).
     """
     try:
         kind = find_format(path)
@@ -27,18 +32,21 @@ def validate(path: str | Path, progress: Report | None = None) -> list[Problem]:
         return [from_error(raised)]
     check = kind.validate or check_dataset
     report = progress or (lambda what, done, total: None)
-    problems = dict.fromkeys(caught(check(dataset, report)))
+    if unknown := [name for name in columns if name not in dataset.column_names]:
+        sentence = f"is none of {list(dataset.column_names)}; name some of those."
+        return [error(dataset.root, f"column '{unknown[0]}'", sentence)]
+    problems = dict.fromkeys(caught(check(dataset, report, columns)))
     return sorted(problems, key=lambda problem: problem.severity)
 
 
-def require_valid(path: str | Path) -> list[Problem]:
-    """The warnings about the dataset at `path`.
+def require_valid(path: str | Path, columns: Sequence[str] = ()) -> list[Problem]:
+    """The warnings about the dataset at `path`, of which `columns` are trained on (`validate`).
 
     Raises:
       ValueError: it has errors; the message is the first error's sentence and the number of further
         errors.
     """
-    problems = validate(path)
+    problems = validate(path, columns=columns)
     errors = [problem for problem in problems if problem.severity == "error"]
     if errors:
         more = f" ({len(errors) - 1} more)" if len(errors) > 1 else ""

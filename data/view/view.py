@@ -13,7 +13,7 @@ from jaxtyping import Float64
 
 from data.columns import BOOKKEEPING
 from data.dataset import Dataset, dimension_names
-from data.frames import ACTION, STATE
+from data.frames import usual_columns
 from data.statistics.stats import numeric_columns
 from data.video.video import encode_mp4
 from data.view.page import SCRIPT, STYLE
@@ -110,8 +110,8 @@ def _columns(dataset: Dataset, episode: int) -> dict[str, Float64[np.ndarray, "t
             f"{len(dataset.lengths) - 1}."
         )
     names = [n for n in numeric_columns(dataset) if n not in BOOKKEEPING]
-    first = [name for name in (STATE, ACTION) if name in names]
-    names = list(dict.fromkeys([*first, *names]))
+    state, actions = usual_columns(names)
+    names = list(dict.fromkeys([*state, *actions, *names]))
     rows = next(iter(dataset.stream(names, [episode])))
     return {name: rows[name].reshape(len(rows[name]), -1).astype(np.float64) for name in names}
 
@@ -155,7 +155,7 @@ def _plots(dataset: Dataset, columns: Mapping[str, np.ndarray]) -> Iterator[str]
         lines = "".join(
             _line(number, dim, label, values[:, dim]) for dim, label in enumerate(labels)
         )
-        kind = ' class="action"' if name == ACTION else ""
+        kind = ' class="action"' if name in usual_columns(columns)[1] else ""
         size = f"{len(labels)} dimension{'s' if len(labels) > 1 else ''}"
         yield (
             f'<section{kind}><div class="head"><h2>{escape(name)}</h2>'

@@ -35,7 +35,7 @@ def browse_command(
         against: Another dataset; its distributions are drawn beside this one's.
         still: Share of each dimension's range (1st to 99th percentile) that a still robot keeps to.
         seconds: Shortest time for which it does so, in seconds.
-        columns: Columns that show movement; default: observation.state and action.
+        columns: Columns that show movement; default: those named as states and actions usually are.
         data_format: Your own format to read it with; the file is run (docs/own_dataset.md).
     """
     limits, console = IdleLimits(still, seconds), console_for(data_format)

@@ -38,7 +38,7 @@ def idle_command(
         path: Folder of the dataset (the one that holds meta/), hf://OWNER/NAME or a bucket's URL.
         still: Share of its range (1st to 99th percentile) that every dimension stays within.
         seconds: Shortest time for which it does so, in seconds.
-        columns: Columns that show movement; default: observation.state and action.
+        columns: Columns that show movement; default: those named as states and actions usually are.
         json_file: File to write the remaining frames to, for a mixture.
         plot: Page to draw the stretches on.
         data_format: Your own format to read it with; the file is run (docs/own_dataset.md).

@@ -5,6 +5,8 @@ Slow work (the check, the frame store and statistics) is done once per content a
 `store` folder.
 """
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +19,7 @@ from data import Dataset
 from data.files import cached
 from data.files.folder import Folder, open_folder
 from data.frames import Frames
-from data.loader.loader import plan_source
+from data.loader.loader import Loader, plan_source
 from data.mixture.mixed import Mixed, check_dims, mix
 from data.mixture.mixture import (
     DatasetConfig,
@@ -31,6 +33,7 @@ from data.mixture.sample_weights import sample_weights, stored_column, streamed_
 from data.mixture.trust import Consent, remembered
 from data.packing.curriculum import largest_weight
 from data.packing.order import PlanSource
+from data.packing.plan import Plan
 from data.store.direct import open_direct
 from data.store.numbers import cached_numbers
 from data.store.store import Store, cached_store
@@ -39,6 +42,7 @@ from data.validation.validate import require_valid
 from models import Embodiment, Processor
 from models.config import to_json
 from models.files.terminal import Console, Progress
+from models.files.user_cache import user_cache
 from models.inputs.embodiment import Normalizer
 from models.inputs.fast import Fast
 from models.inputs.tokenizer import Tokenizer
@@ -48,7 +52,7 @@ from models.model import ModelConfig, build_model, function_at, groups_of, init_
 from models.sharding import path_name
 from parallel.optimizer import select, with_groups
 from tools.recipes.insulation import open_own, prepared_targets, subtask_texts, words_left
-from tools.recipes.presets import RunConfig
+from tools.recipes.presets import RunConfig, load_preset
 from tools.recipes.statistics import Scalings, kept_scales, show_outside
 
 ANY_ROBOT = Embodiment("any", (), Normalizer.identity(1), Normalizer.identity(1))
@@ -185,6 +189,28 @@ def prepare(
     return Prepared(mixed, processor, targets)
 
 
+def batches(
+    data: str | Path, preset: str | RunConfig = "tiny", *, step: int = 0, out: Path | None = None
+) -> Loader:
+    """A loader of the batches that `tools.train` with this data and preset takes on one device,
+    from `step` on; a context manager.
+
+    Args:
+      data: a dataset, a frame store, or a mixture of them; its transforms need consent.
+      out: folder that keeps the frame store and statistics; this user's cache by default.
+
+    Raises:
+      ValueError, FileNotFoundError: as `prepare`.
+    """
+    config = load_preset(preset) if isinstance(preset, str) else preset
+    ready = prepare(data, out or user_cache("batches"), config, Console())
+    model = config.model.changed(targets=ready.targets) if ready.targets else config.model
+    sources = ready.sources()
+    layout = replace(config, model=model).layout(sources)
+    plan = Plan(sources, layout, config.rows.number, seed=config.trainer.seed)
+    return Loader(ready.mixed.feeds, ready.processor, plan, start_step=step)
+
+
 def _form(model: ModelConfig, begun: Processor | None, robots: Sequence[RobotConfig]) -> Processor:
     """The run's processor with robots of which only the cameras are known yet."""
     units = Normalizer.identity(model.state_dim), Normalizer.identity(model.action_dim)
@@ -266,7 +292,7 @@ def _decoded(
     """A dataset that is fit to train on, with the numbers of its store and pictures as `form` fits
     them; `cameras` are its names of the robot's."""
     _check_columns(config, dataset.features, run)
-    for warning in _checked(config.path, dataset.digest, cache, console):
+    for warning in _checked(config, dataset.digest, cache, console):
         console.print(f"warning: {warning}")
     if not form.fits:
         return cached_numbers(dataset, cache)
@@ -284,13 +310,16 @@ def _decoded(
         )
 
 
-def _checked(path: str, digest: str, cache: Path, console: Console) -> list[str]:
-    """Warnings about a dataset, remembered by its content once it was found fit."""
-    passed = cache / f"warnings-{digest[:16]}.json"
+def _checked(config: DatasetConfig, digest: str, cache: Path, console: Console) -> list[str]:
+    """Warnings about a dataset, remembered by its content and the columns that are trained on once
+    it was found fit."""
+    columns = (*config.state, *config.actions)
+    key = hashlib.sha256(json.dumps([digest, columns]).encode()).hexdigest()
+    passed = cache / f"warnings-{key[:16]}.json"
     if not passed.is_file():
         with Progress(console=console, transient=True) as progress:
             progress.add_task("Validating", total=None)
-            cached.write_json(passed, [warning.message for warning in require_valid(path)])
+            cached.write_json(passed, [w.message for w in require_valid(config.path, columns)])
     return cached.read_json(passed)
 
 

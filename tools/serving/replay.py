@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from data import Dataset, open_dataset
-from data.frames import ACTION, STATE
+from data.frames import usual_columns
 from data.mixture.recorded import read_joined
 from models import Embodiment, Normalizer
 from models.inputs.camera_names import plain_name
@@ -102,22 +102,24 @@ def open_replay(path: str | Path, episode: int, steps: int, pairs: Sequence[str]
       DatasetError: it cannot be read.
     """
     dataset = open_dataset(path)
-    if ACTION not in dataset.column_names:
+    named = usual_columns(dataset.column_names)[1]
+    if not named:
         raise ValueError(
-            f"{path}: has no column '{ACTION}', only {list(dataset.column_names)}; there is "
-            "nothing to play back."
+            f"{path}: has no column 'action' or 'actions', only {list(dataset.column_names)}; "
+            "there is nothing to play back."
         )
     if not 0 <= episode < len(dataset.lengths):
         raise ValueError(
             f"{path}: there is no episode {episode}; give --episode 0 to "
             f"{len(dataset.lengths) - 1}."
         )
-    (actions,) = read_joined(dataset, episode, [[ACTION]])
+    (actions,) = read_joined(dataset, episode, [named])
     return Replay(actions, steps, _inputs(dataset, pairs), f"Episode {episode} of {path}")
 
 
 def _inputs(dataset: Dataset, pairs: Sequence[str]) -> Inputs:
-    dims = int(np.prod(dataset.features[STATE]["shape"])) if STATE in dataset.column_names else 0
+    held = usual_columns(dataset.column_names)[0]
+    dims = sum(int(np.prod(dataset.features[name]["shape"])) for name in held)
     state, action = (Normalizer.identity(count) for count in (dims, 1))
     robot = Embodiment("replay", tuple(dataset.cameras), state, action)
     return inputs_of(robot, bool(dims), pairs)

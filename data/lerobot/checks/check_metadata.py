@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from data.columns import open_parquet, read_columns, to_numpy
+from data.columns import BOOKKEEPING, open_parquet, read_columns, to_numpy
 from data.errors import DatasetError, Problem, error, short, warning
 from data.files.folder import Folder
 from data.files.json_file import read_json
-from data.frames import ACTION, STATE
+from data.frames import ACTION, STATE, usual_columns
 from data.lerobot.dataset import LeRobotDataset
 from data.lerobot.metadata import file_name, robot_type
 from data.lerobot.subtasks import FILE, INDEX
-from data.statistics.stats import QUANTILES, Stats
+from data.statistics.stats import QUANTILES, Stats, numeric_columns
 
 _STATISTICS = "meta/stats.json"
 _LISTING = "meta/episodes"
@@ -29,8 +29,9 @@ _MOMENTS = ("min", "max", "mean", "std")
 _TOLERANCE, _QUANTILE_TOLERANCE = 1e-2, 5e-2
 
 
-def check_info(dataset: LeRobotDataset) -> Iterator[Problem]:
-    """Checks the numbers of episodes and frames, and that there is something to learn from."""
+def check_info(dataset: LeRobotDataset, columns: Sequence[str] = ()) -> Iterator[Problem]:
+    """Checks the numbers of episodes and frames, and that there is something to learn from:
+    `columns`, or columns of the usual names."""
     info, listing = (dataset.path(name) for name in ("meta/info.json", dataset.metadata.listing))
     for field, value in (
         ("total_episodes", dataset.num_episodes),
@@ -58,8 +59,17 @@ def check_info(dataset: LeRobotDataset) -> Iterator[Problem]:
             listing, "column 'length'",
             f"is {dataset.lengths[empty[0]]} for episode {empty[0]}; leave empty episodes out.",
         )  # fmt: skip
-    for name in (STATE, ACTION):
-        if name not in dataset.column_names:
+    numeric = [n for n in numeric_columns(dataset) if n not in BOOKKEEPING and n[:5] != "next."]
+    usual = usual_columns(numeric)
+    others = [name for name in numeric if name not in (*usual[0], *usual[1])]
+    for name, known in () if columns else zip((STATE, ACTION), usual, strict=True):
+        if not known and others:
+            yield warning(
+                info, f"feature '{name}'",
+                f"is missing; to train, name the columns that hold it in a mixture, out of "
+                f"{', '.join(others)}.",
+            )  # fmt: skip
+        elif not known:
             yield error(
                 info, f"feature '{name}'", "is missing; give the dataset's own column this name."
             )

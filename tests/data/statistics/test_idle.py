@@ -7,13 +7,19 @@ import pytest
 
 from data import open_dataset
 from data.dataset import Runs
+from data.frames import usual_columns
 from data.lerobot.writer import DatasetWriter
 from data.mixture.frame_filter import FrameFilter, read_filter, runs_within
 from data.mixture.mixed import mix
 from data.mixture.mixture import read_mixture
+from data.statistics.difference import difference
+from data.statistics.episodes import episode_facts
 from data.statistics.idle import IdleLimits, digest_of_lengths, find_idle, ranges, to_json
 from data.view.idle_page import write_idle_page
+from data.view.view import _columns
+from tests.helpers.data.damage import rename_columns
 from tests.helpers.data.memory_frames import MemoryFrames
+from tools.serving.replay import open_replay
 
 FPS = 10
 FEATURES = {
@@ -60,6 +66,46 @@ def test_still_and_doubled_stretches_are_found_where_they_are(dataset):
 
 def test_a_pause_shorter_than_asked_for_is_no_stretch(dataset):
     assert not any(idle.still.any() for idle in find_idle(dataset, IdleLimits(seconds=2.0)))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("state", "actions"), ("observation.state.joint_position", "action.joint_position")],
+)
+def test_state_and_actions_are_known_by_the_names_of_the_field(dataset, tmp_path, names):
+    mapping = dict(zip(FEATURES, names, strict=True))
+    renamed = open_dataset(rename_columns(dataset.root, tmp_path / "renamed", mapping))
+    limits = IdleLimits()
+    for ours, theirs in zip(find_idle(dataset, limits), find_idle(renamed, limits), strict=True):
+        assert np.array_equal(ours.moved, theirs.moved)
+    facts = [episode_facts(one, limits, (), lambda *_: None) for one in (dataset, renamed)]
+    assert np.array_equal(facts[0].jerk, facts[1].jerk)
+    assert list(facts[1].stats) == list(names)
+    told = difference(dataset, renamed, lambda *_: None)
+    assert told.findings == ()
+    assert [(d.column, d.outside) for d in told.dims] == [(n, 0.0) for n in FEATURES for _ in "xy"]
+    assert list(_columns(renamed, 0)) == list(names)
+    actions = [dataset.columns(1)["action"], open_replay(renamed.root, 1, 5)._actions]
+    assert np.array_equal(*actions)
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["actions", "state", "timestamp"], (("state",), ("actions",))),
+        (["state", "observation.state", "action.a"], (("observation.state",), ("action.a",))),
+        (
+            ["observation.states.joint.position", "actions.head.position", "actions.end.position"],
+            (
+                ("observation.states.joint.position",),
+                ("actions.head.position", "actions.end.position"),
+            ),
+        ),
+        (["joint_position", "action_mask", "stateful"], ((), ())),
+    ],
+)
+def test_usual_columns_are_whole_ones_or_else_all_parts(names, found):
+    assert usual_columns(names) == found
 
 
 def test_columns_that_tell_nothing_are_named(dataset):

@@ -15,7 +15,7 @@ from data.validation.check_dataset import check_prompts
 from data.validation.validate import require_valid, validate
 from data.video.encoding import VideoEncoding, write_video
 from tests.helpers.data import recording
-from tests.helpers.data.damage import change, edit_column
+from tests.helpers.data.damage import change, edit_column, rename_columns
 from tests.helpers.data.recording import EPISODES, FRONT, PARQUET, WRIST, make_episode, write
 
 RLDS = Path(__file__).parents[2] / "fixtures/rlds/tfrecord"
@@ -279,7 +279,7 @@ def rewrite(root, name, edit):
         return array.tolist(), kind
 
     edit_column(root, PARQUET, name, edited)
-    (root / "meta/stats.json").unlink()
+    (root / "meta/stats.json").unlink(missing_ok=True)
 
 
 def smooth(number, length=60):
@@ -344,6 +344,35 @@ def test_values_far_outside_the_usual_are_found_where_they_are(moving, case):
     assert problem.field == f"column '{name}'"
     assert expected in problem.message
     assert problem.file == str(moving / PARQUET)
+
+
+COLUMNS = {
+    "openpi's": ({"observation.state": "state", "action": "actions"}, ()),
+    "parts": ({"observation.state": "observation.state.joint", "action": "action.joint"}, ()),
+    "a mixture's": ({"observation.state": "joint", "action": "command"}, ("joint", "command")),
+}
+
+
+@pytest.mark.parametrize("case", COLUMNS)
+def test_columns_of_other_names_are_checked_as_those_of_lerobots(steady, moving, tmp_path, case):
+    names, columns = COLUMNS[case]
+    rewrite(moving, "action", lambda x: np.copyto(x[60:120], x[:60]))
+    rewrite(moving, "observation.state", lambda x: np.copyto(x[60:120], x[:60]))
+    rewrite(moving, "action", put(slice(None), 2, 0.5))
+    rewrite(moving, "action", put(400, 1, 3e4))
+    rewrite(moving, "observation.state", put(200, 0, np.nan))
+    told = [(p.severity, p.field, p.message.partition("': ")[2]) for p in validate(moving)]
+    assert [severity for severity, *_ in told] == ["error", *["warning"] * 3]
+    fields = {f"column '{old}'": f"column '{new}'" for old, new in names.items()}
+    renamed = rename_columns(moving, tmp_path / "renamed", names)
+    found = validate(renamed, columns=columns)
+    assert [(p.severity, p.field, p.message.partition("': ")[2]) for p in found] == [
+        (severity, fields.get(field, field), sentence) for severity, field, sentence in told
+    ]
+    assert validate(rename_columns(steady, tmp_path / "sound", names), columns=columns) == []
+    (problem,) = validate(moving, columns=["command"])
+    assert problem.severity == "error"
+    assert "column 'command': is none of ['observation.state'" in problem.message
 
 
 def test_a_gripper_that_closes_and_rare_use_of_a_joint_are_sound(tmp_path):
