@@ -287,7 +287,10 @@ def _read_pictures(
     decoded: np.ndarray | None = None
     for number in range(rows.stop - rows.start):
         cell = array[rows.start + number]
-        sentence = f"frame {number} holds no readable image ({{reason}}); copy it again."
+        sentence = (
+            f"frame {number} holds no readable image ({{reason}}); copy it again, or leave this "
+            "camera out of the layout."
+        )
         with naming_damage(file, place, sentence, caught=(ValueError,)):
             picture = decode_picture(bytes(np.asarray(cell)), PICTURES)
         decoded = placed(file, place, decoded, number, rows.stop - rows.start, picture)
