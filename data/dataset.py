@@ -173,6 +173,13 @@ def picture_shape(feature: Mapping[str, Any]) -> tuple[int, int] | None:
     return shape[0], shape[1]
 
 
+def depth_cameras(dataset: Dataset) -> tuple[str, ...]:
+    """Cameras whose images have depth, not colour; they are not among the dataset's `cameras`. A
+    format need not tell them."""
+    found: tuple[str, ...] = getattr(dataset, "depth_cameras", ())
+    return found
+
+
 def dimension_names(names: object, size: int) -> list[str]:
     """Names of a feature's dimensions, which datasets give as a list, a dict of lists or not at
     all."""

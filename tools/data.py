@@ -48,6 +48,7 @@ from tools.datasets.shown import (
     show_dataset,
     show_difference,
     show_statistics,
+    warn_of_depth,
 )
 from tools.datasets.versions import absolute
 from tools.recipes.insulation import VOCABULARY, measured, opened, trained
@@ -210,6 +211,8 @@ def diff_command(
     """
     console = console_for(data_format)
     ours, theirs = open_dataset(first), open_dataset(second)
+    for dataset in (ours, theirs):
+        warn_of_depth(console, dataset)
     with steps() as report:
         found = difference(ours, theirs, report)
     if json_file is not None:
@@ -236,6 +239,7 @@ def view_command(
     """
     console = console_for(data_format)
     dataset = open_dataset(path)
+    warn_of_depth(console, dataset)
     if out is not None or rerun is None:
         out = out or Path(f"episode-{episode}.html")
         write_page(dataset, episode, out)
@@ -290,6 +294,7 @@ def convert_command(
     kept = "The finished part of the store is kept; run the same command again to continue."
     with in_a_line(kept, writing=out), made as note, threads, progress("Decoding") as report:
         dataset = open_dataset(absolute(path))
+        warn_of_depth(console, dataset)
         store = build_store(dataset, out, image_size, encoding, report, resize)
         note(out)
     say(console, f"{out}: {store.lengths.sum()} frames of {len(store.cameras)} cameras.")

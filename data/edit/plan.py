@@ -19,7 +19,7 @@ from data.edit.subtasks import require_one_numbering
 from data.errors import DatasetError, short
 from data.files.names import require_plain
 from data.lerobot.dataset import LeRobotDataset
-from data.lerobot.metadata import VISUAL
+from data.lerobot.metadata import VISUAL, is_depth
 from data.lerobot.recording import video_feature, video_info
 from data.video.encoding import VideoEncoding
 
@@ -369,8 +369,7 @@ def _encoded(
     name: str, feature: Mapping[str, Any], encoding: VideoEncoding, fps: float
 ) -> Mapping[str, Any]:
     """Feature of a camera whose images, in parquet too, are encoded as video."""
-    about = feature.get("info") or feature.get("video_info") or {}
-    if about.get("video.is_depth_map") or about.get("is_depth_map"):
+    if is_depth(feature):
         raise ValueError(
             f"'{name}' is a depth camera, whose values would be lost by encoding it again; drop "
             "it, or leave codec and fps as they are."
@@ -396,6 +395,9 @@ def _unlike(first: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]
             yield f"only one of them has '{name}'"
             continue
         a, b = first[name], other[name]
+        depths = [_depth(f) for f in (a, b)]
+        if depths[0] != depths[1]:
+            yield f"'{name}' has depth {depths[0]} in one and {depths[1]} in the other"
         if a["dtype"] != b["dtype"]:
             yield f"'{name}' is {a['dtype']} in one and {b['dtype']} in the other"
         shapes = [picture_shape(f) if f["dtype"] in VISUAL else tuple(f["shape"]) for f in (a, b)]
@@ -407,6 +409,14 @@ def _unlike(first: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]
                 f"the dimensions of '{name}' are {short(labels[0])} in one and {short(labels[1])} "
                 "in the other"
             )
+
+
+def _depth(feature: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Scale and unit of a depth camera's values, as LeRobot keeps them; None for any other."""
+    about = feature.get("info") or feature.get("video_info") or {}
+    told = {name.removeprefix("video."): value for name, value in about.items()}
+    scale = {n: v for n, v in told.items() if n.startswith("depth_") or n == "use_log"}
+    return scale if is_depth(feature) else None
 
 
 def _labels(feature: Mapping[str, Any]) -> list[Any] | None:

@@ -30,6 +30,7 @@ from data.files.job import Done, adding_up, run_job
 from data.files.texts import numbered_texts, texts_from
 from data.lerobot.dataset import LeRobotDataset
 from data.lerobot.meta_writer import EpisodeTable, copy_others, info_of, kept_info
+from data.lerobot.metadata import is_depth
 from data.lerobot.recording import DATA_PATH, VIDEO_PATH, DataFiles
 from data.lerobot.remux import CopiedVideos
 from data.statistics.pixels import Histogram
@@ -289,9 +290,9 @@ class _Camera:
 
 @dataclass(frozen=True)
 class _Seeing:
-    """The work on a camera's images that other machines can do: an episode's pixel counts, and the
-    checksums of its first and last frame or, if it is encoded again, its video in `folder`. Empty
-    if the episode has no images."""
+    """The work on a camera's images that other machines can do: an episode's pixel counts (but for
+    depth), and the checksums of its first and last frame or, if it is encoded again, its video in
+    `folder`. Empty if the episode has no images."""
 
     plan: EditPlan
     camera: str
@@ -300,8 +301,14 @@ class _Seeing:
     def __call__(self, number: int, _: Done) -> dict[str, Any]:
         plan, part = self.plan, self.plan.parts[number]
         source, camera = plan.sources[part.source], plan.names[part.source][self.camera]
-        if not source.present[part.episode, source.cameras.index(camera)]:
+        if not source.has(camera)[part.episode]:
             return {}
+        if camera in source.depth_cameras:
+            path, start = source.video(part.episode, camera)
+            length = int(source.lengths[part.episode])
+            with VideoReader(path, depth=True) as reader:
+                frames = _taken(reader.read(start, length, source.fps), part.at)
+            return {"ends": [_sum(frames[0]), _sum(frames[-1])]}
         if part.at is None:
             frames = source.frames(part.episode, camera)
         else:
@@ -330,7 +337,10 @@ def _require_same(plan: EditPlan, root: Path, camera: str, entries: list[dict[st
     if not copied:
         return
     places = [_place(entry) for entry in copied]
-    with VideoReader(root / VIDEO_PATH.format(video_key=camera, **places[0])) as reader:
+    depth = is_depth(plan.features[camera])
+    with VideoReader(
+        root / VIDEO_PATH.format(video_key=camera, **places[0]), depth=depth
+    ) as reader:
         for entry, place in zip(copied, places, strict=True):
             start, end = place["from_timestamp"], place["to_timestamp"] - 1 / fps
             found = [_sum(reader.read(time, 1, fps)[0]) for time in (start, end)]
@@ -361,7 +371,11 @@ def _describe(
     stored = run_job(_StoredPixels(plan), numbers) if images else iter([{}] * len(numbers))
     for k, (entry, values) in enumerate(zip(journal.entries(_ROWS), written, strict=True)):
         seen = {camera: entries[k] for camera, entries in cameras.items() if entries[k]}
-        pixels = {camera: Histogram.from_text(one["pixels"]) for camera, one in seen.items()}
+        pixels = {
+            camera: Histogram.from_text(one["pixels"])
+            for camera, one in seen.items()
+            if "pixels" in one
+        }
         pixels |= {camera: Histogram(counts) for camera, counts in next(stored).items()}
         places = dict(entry["places"])
         for one in seen.values():
@@ -400,9 +414,9 @@ class _StoredPixels:
         source, names = plan.sources[part.source], plan.names[part.source]
         found = {}
         for name, feature in plan.features.items():
-            if feature["dtype"] == "image":
+            if feature["dtype"] == "image" and not is_depth(feature):
                 camera = names[name]
-                if source.present[part.episode, source.cameras.index(camera)]:
+                if source.has(camera)[part.episode]:
                     at = np.arange(part.length) if part.at is None else part.at
                     frames = source.frames_at(part.episode, camera, at)
                     found[name] = Histogram.of(frames).counts

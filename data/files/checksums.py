@@ -120,6 +120,16 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def digest_of(paths: Iterable[Path]) -> str:
+    """SHA-256, hexadecimal, over the content of files and the names and content in folders."""
+    digest = hashlib.sha256()
+    for path in paths:
+        inside = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+        for file in inside:
+            digest.update(f"{file.relative_to(path).as_posix()}:{sha256(file)}\n".encode())
+    return digest.hexdigest()
+
+
 _FOLDERS = ("meta", "data", "videos", "images")
 
 

@@ -21,7 +21,14 @@ from data.dataset import LoadedEpisode, Subtasks, card
 from data.errors import DatasetError, MissingFileError
 from data.files.folder import Folder, open_folder
 from data.lerobot import subtasks
-from data.lerobot.metadata import VISUAL, Metadata, file_pattern, read_info, robot_type
+from data.lerobot.metadata import (
+    VISUAL,
+    Metadata,
+    file_pattern,
+    is_depth,
+    read_info,
+    robot_type,
+)
 from data.lerobot.rows import ParquetRows
 from data.lerobot.task_runs import Prompts, Runs, runs_and_prompts
 from data.lerobot.v21 import MetadataV21
@@ -37,9 +44,10 @@ class LeRobotDataset:
     """A LeRobot dataset with episodes 0..e-1; `episode_numbers` are their LeRobot `episode_index`.
 
     `root` is the path or URL it was opened with; `path(name)` is a file's name in messages.
-    `cameras` are full names, `features` are as in info.json, `present` says which episodes have
-    which cameras, and `runs` which frames have which of `prompts`. For one thread at a time;
-    pickles by location. `subtask_column` is read for subtasks instead of LeRobot's own column.
+    `cameras` are full names without `depth_cameras`, whose images can only be copied. `features`
+    are as in info.json, `present` says which episodes have which cameras, and `runs` which frames
+    have which of `prompts`. For one thread at a time; pickles by location. `subtask_column` is read
+    for subtasks instead of LeRobot's own column.
     """
 
     def __init__(
@@ -54,8 +62,10 @@ class LeRobotDataset:
         self.info = read_info(self.folder)
         self.fps: float = self.info["fps"]
         self.features: dict[str, dict[str, Any]] = self.info["features"]
-        self.cameras = tuple(n for n, f in self.features.items() if f["dtype"] in VISUAL)
-        videos = tuple(c for c in self.cameras if self.features[c]["dtype"] == "video")
+        visual = [n for n, f in self.features.items() if f["dtype"] in VISUAL]
+        self.depth_cameras = tuple(n for n in visual if is_depth(self.features[n]))
+        self.cameras = tuple(n for n in visual if n not in self.depth_cameras)
+        videos = tuple(n for n in visual if self.features[n]["dtype"] == "video")
         metadata = MetadataV30 if self.info["codebase_version"].startswith("v3.") else MetadataV21
         self.metadata: Metadata = metadata(self.folder, self.info, videos)
         self._rows = ParquetRows(self.folder, self.metadata, self.features)
@@ -157,7 +167,7 @@ class LeRobotDataset:
         """True where an episode has a camera of `cameras`."""
         present = np.ones((self.num_episodes, len(self.cameras)), bool)
         for c, camera in enumerate(self.cameras):
-            present[:, c] = self._present(camera)
+            present[:, c] = self.has(camera)
         return present
 
     @cached_property
@@ -169,6 +179,8 @@ class LeRobotDataset:
           DatasetError: a file cannot be fetched or read.
         """
         digest = hashlib.sha256()
+        if self.depth_cameras:
+            digest.update(f"depth {self.depth_cameras}\n".encode())
         if self._selected is not None:
             digest.update(f"episodes {self._selected}\n".encode())
         if self._subtask_column:
@@ -253,8 +265,8 @@ class LeRobotDataset:
         return [text for text in listed or () if text] or [self.task(i)]
 
     def encoded(self, i: int, camera: str) -> pa.Array:
-        """Episode i's images of a camera of dtype image as they are stored, struct<bytes, path>;
-        nulls if it has none.
+        """Episode i's images of a camera of dtype image, depth too, as they are stored,
+        struct<bytes, path>; nulls if it has none.
 
         Raises:
           DatasetError: an image is missing.
@@ -266,7 +278,8 @@ class LeRobotDataset:
 
         Raises:
           MissingFileError: its video is missing, or the episode lacks this camera.
-          DatasetError: frames are missing or damaged.
+          DatasetError: frames are missing or damaged, or have more than colour's 8 bits.
+          ValueError: there is no such camera, or it is a depth camera.
         """
         place = self._place(i)
         if self._is_stored(camera):
@@ -318,7 +331,7 @@ class LeRobotDataset:
           MissingFileError: the episode lacks this camera, or the file is missing.
         """
         place = self._place(i)
-        if not self._present(camera)[i]:
+        if not self.has(camera)[i]:
             number = self.metadata.numbers[place]
             raise MissingFileError(
                 self.folder.path(self.metadata.listing),
@@ -333,7 +346,13 @@ class LeRobotDataset:
         return self.metadata.video(self._place(i), camera)[0]
 
     def _is_stored(self, camera: str) -> bool:
-        """True for a camera with images in parquet; raises ValueError if there is no such one."""
+        """True for a camera with images in parquet; raises ValueError if there is no such one, or
+        it has depth."""
+        if camera in self.depth_cameras:
+            raise ValueError(
+                f"{self.root}: '{camera}' is a depth camera, whose images are not colour; there "
+                f"are {list(self.cameras)}."
+            )
         if camera not in self.cameras:
             raise ValueError(f"{self.root}: no camera '{camera}'; there are {list(self.cameras)}.")
         return bool(self.features[camera]["dtype"] == "image")
@@ -351,8 +370,8 @@ class LeRobotDataset:
     def _ends(self) -> Int64[np.ndarray, " e"]:
         return np.cumsum(self.lengths)
 
-    def _present(self, camera: str) -> Bool[np.ndarray, " e"]:
-        """Mask of the episodes that have this camera."""
+    def has(self, camera: str) -> Bool[np.ndarray, " e"]:
+        """Mask of the episodes that have this camera, which may be a depth camera."""
         if camera not in self._seen:
             is_video = self.features[camera]["dtype"] == "video"
             rows, metadata = self._rows, self.metadata

@@ -17,6 +17,7 @@ from data.lerobot.checks.check_metadata import (
 )
 from data.lerobot.dataset import LeRobotDataset
 from data.validation.check_columns import check_columns
+from data.validation.check_pictures import check_depth
 
 
 def _validate(dataset: LeRobotDataset, report: Report, columns: Sequence[str]) -> Iterator[Problem]:
@@ -33,7 +34,8 @@ def _check(dataset: LeRobotDataset, report: Report, columns: Sequence[str]) -> I
     yield from caught(check_subtasks(dataset))
     yield from caught(check_listing(dataset))
     yield from caught(check_statistics(dataset, stats))
-    for camera in dataset.cameras:
+    yield from check_depth(dataset)
+    for camera in (*dataset.cameras, *dataset.depth_cameras):
         yield from caught(check_camera(dataset, camera, report))
 
 

@@ -142,6 +142,16 @@ def robot_type(info: Mapping[str, Any]) -> str | None:
     return name if isinstance(name, str) and name else None
 
 
+def is_depth(feature: Mapping[str, Any]) -> bool:
+    """True for a camera whose pixels are distances, which LeRobot marks with `is_depth_map`: in
+    `info`, in `video_info` or beside them, with or without "video." before it, by its version."""
+    places = (feature, feature.get("info"), feature.get("video_info"))
+    marks = ("is_depth_map", "video.is_depth_map")
+    return feature["dtype"] in VISUAL and any(
+        isinstance(place, dict) and place.get(mark) for place in places for mark in marks
+    )
+
+
 def is_fps(value: object) -> bool:
     """True for a number of frames per second."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e6

@@ -75,7 +75,8 @@ def _write(
     dataset: LeRobotDataset, root: Path, limits: Mapping[str, float], progress: Progress | None
 ) -> None:
     features = {n: f for n, f in dataset.features.items() if n not in BOOKKEEPING} | BOOKKEEPING
-    read = {*dataset.column_names, *dataset.cameras, *BOOKKEEPING}
+    cameras = [*dataset.cameras, *dataset.depth_cameras]
+    read = {*dataset.column_names, *cameras, *BOOKKEEPING}
     unknown = [name for name in features if name not in read]
     if unknown:
         raise DatasetError(
@@ -89,7 +90,7 @@ def _write(
     data = DataFiles(root, stored, limits["data"])
     videos = {
         camera: CopiedVideos(root, camera, limits["video"])
-        for camera in dataset.cameras
+        for camera in cameras
         if features[camera]["dtype"] == "video"
     }
     tasks = dict(sorted(dataset.tasks.items()))
@@ -97,13 +98,12 @@ def _write(
     try:
         for i in range(dataset.num_episodes):
             columns = _columns(dataset, i, list(tasks), episodes.num_frames)
-            there = [c for c, seen in zip(dataset.cameras, dataset.present[i], strict=True) if seen]
             places: dict[str, int | float] = {}
-            for camera in there:
-                if camera in videos:
+            for camera, joined in videos.items():
+                if dataset.has(camera)[i]:
                     path, length = dataset.video(i, camera)[0], int(dataset.lengths[i])
-                    places |= videos[camera].add(path, length, dataset.fps)
-            pictures = {c: dataset.encoded(i, c) for c in dataset.cameras if c not in videos}
+                    places |= joined.add(path, length, dataset.fps)
+            pictures = {c: dataset.encoded(i, c) for c in cameras if c not in videos}
             places |= data.add({**columns, **pictures})
             pixels = {c: Histogram(counts) for c, counts in next(counting).items()}
             episodes.add(dataset.instructions(i), columns, pixels, places)
@@ -122,7 +122,8 @@ def _write(
 
 @dataclass(frozen=True)
 class _Counting:
-    """Pixel counts of an episode's cameras: the work of an upgrade that is a job."""
+    """Pixel counts of an episode's cameras, but for depth: the work of an upgrade that is a
+    job."""
 
     dataset: LeRobotDataset
 

@@ -21,6 +21,7 @@ from data.files.partial import partial_of, require_leftover
 from data.lerobot.dataset import VERSION
 from data.lerobot.growing import GrowingDataset, is_growing
 from data.lerobot.meta_writer import EpisodeTable, info_of
+from data.lerobot.metadata import is_depth
 from data.lerobot.recording import DataFiles, video_info
 from data.lerobot.remux import CopiedVideos
 from data.lerobot.subtasks import INDEX
@@ -272,6 +273,11 @@ def _checked(name: str, feature: Mapping[str, Any]) -> dict[str, Any]:
     if name in BOOKKEEPING:
         raise ValueError(
             f"Feature '{name}' is a column that the writer adds itself; choose another name."
+        )
+    if is_depth(feature):
+        raise ValueError(
+            f"Feature '{name}' is a depth camera, which cannot be written; write it as a column of "
+            "numbers, or leave it out."
         )
     if dtype == "video":
         if len(shape) != 3 or shape[2] != 3 or shape[0] % 2 or shape[1] % 2:

@@ -65,9 +65,9 @@ def open_rlds(
 class RldsDataset:
     """One split of an RLDS dataset on disk, with episodes in the order of its shards.
 
-    `cameras` names its image features, and `features` describes all its columns and cameras as
-    LeRobot's info.json does. The episode read last is kept. It can be pickled, and used from
-    several threads.
+    `cameras` names its image features but for `depth_cameras`, which are left out, and `features`
+    describes all its columns and cameras as LeRobot's info.json does. The episode read last is
+    kept. It can be pickled, and used from several threads.
     """
 
     def __init__(self, path: str | Path, fps: float, split: str, cache_dir: Path) -> None:
@@ -86,6 +86,7 @@ class RldsDataset:
             name: leaf for name, leaf in steps.items() if leaf.is_column and name not in BOOKKEEPING
         }
         self.cameras = tuple(self._pictures)
+        self.depth_cameras = tuple(name for name, leaf in steps.items() if leaf.is_depth)
         self.column_names = (*self._columns, *BOOKKEEPING)
         self._last: tuple[int, bytes, dict[str, tuple[int, int]]] | None = None
         self._lock = Lock()

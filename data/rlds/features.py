@@ -47,10 +47,15 @@ class Leaf:
 
     @property
     def is_camera(self) -> bool:
-        """True for an ordinary image (a depth map is not), encoded or as pixels."""
+        """True for an ordinary image, encoded or as pixels."""
         if self.dtype != "uint8" or len(self.shape) != 3:
             return False
         return self.kind == "image" or self.shape[2] == 3
+
+    @property
+    def is_depth(self) -> bool:
+        """True for an image of more than 8 bits a channel."""
+        return self.kind == "image" and self.dtype != "uint8"
 
     @property
     def is_column(self) -> bool:

@@ -33,6 +33,7 @@ from data.store.convert import FILES, FORMAT
 from data.store.episode_tables import DatasetTables
 from data.video.seek import SeekTable, read_table, rgb, seek_table, write_table
 from data.video.shrink import shrink_with_pad, shrinks
+from data.video.still_images import is_turned
 from models.inputs.pictures import Antialiased, PictureFit, Size
 
 _PICTURES = ".bin"
@@ -234,15 +235,15 @@ def _copy_pictures(dataset: LeRobotDataset, camera: str, path: Path) -> None:
                 for number, picture in enumerate(pictures, row):
                     sizes[number] = len(picture)
                     crcs[number] = google_crc32c.value(picture)
-                    kinds.add(_SIGNATURES.get(picture[:3], ""))
+                    kinds.add("" if is_turned(picture) else _SIGNATURES.get(picture[:3], ""))
                     file.write(picture)
             row += length
     if len(kinds) != 1 or "" in kinds:
         raise DatasetError(
             dataset.root,
             f"camera '{camera}'",
-            "holds images other than PNG or JPEG, or a mix of both; make a frame store instead, "
-            "with `python -m tools.data convert`.",
+            "holds images other than PNG or JPEG, a mix of both, or some that EXIF turns; make a "
+            "frame store instead, with `python -m tools.data convert`.",
         )
     rows = np.flatnonzero(sizes)
     each = np.arange(len(rows))

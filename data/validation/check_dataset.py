@@ -11,7 +11,7 @@ import numpy as np
 from data.dataset import Dataset, Report, Runs, subtasks_of
 from data.errors import Problem, caught, error, warning
 from data.validation.check_columns import check_columns
-from data.validation.check_pictures import check_pictures, check_presence
+from data.validation.check_pictures import check_depth, check_pictures, check_presence
 
 
 def check_dataset(
@@ -26,6 +26,7 @@ def check_dataset(
     yield from found
     yield from check_prompts(dataset)
     yield from caught(_check_subtasks(dataset))
+    yield from check_depth(dataset)
     for c, camera in enumerate(dataset.cameras):
         present = np.flatnonzero(dataset.present[:, c]).tolist()
         yield from check_presence(dataset, camera, present)

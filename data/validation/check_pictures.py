@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64, UInt8
 
-from data.dataset import Dataset, Report
+from data.dataset import Dataset, Report, depth_cameras
 from data.errors import DatasetError, Problem, error, from_error, warning
 from data.files.job import Done, run_job
 
@@ -48,6 +48,16 @@ def check_presence(
         f"is missing in {len(absent)} of {episodes} episodes, the first of them "
         f"{absent[0]}, {then}",
     )  # fmt: skip
+
+
+def check_depth(dataset: Dataset) -> Iterator[Problem]:
+    """Warns of depth cameras."""
+    for camera in depth_cameras(dataset):
+        yield warning(
+            dataset.root, f"camera '{camera}'",
+            "is a depth camera, which training and viewing leave out; editing, joining and "
+            "converting to v3.0 keep it.",
+        )  # fmt: skip
 
 
 def check_pictures(

@@ -29,7 +29,7 @@ from data.files import cached
 from data.files.limits import MOST_PIXELS, room_for
 from data.video.mp4 import open_video, unreadable
 from data.video.rate import own_rate
-from data.video.video import STRICT
+from data.video.video import STRICT, require_colour
 
 _FORMAT = 2
 _LONG_GOP = 8
@@ -90,7 +90,7 @@ class SeekTable:
         together, and GOPs of more than 8 frames are cached for later calls, up to 1 GiB of them.
 
         Raises:
-          DatasetError: one cannot be decoded.
+          DatasetError: one cannot be decoded, or is depth.
         """
         for key, group in groupby(frames, self._key):
             yield from self._decode_group(key, list(group))
@@ -159,6 +159,8 @@ class SeekTable:
                 frames += decoder.decode(packet)
             frames += decoder.decode(None)
         decoder.flush_buffers()
+        if frames:
+            require_colour(self.path, frames[0])
         found = {frame.pts or 0: frame for frame in frames if not frame.is_corrupt}
         times = self.pts[first:stop]
         for time in np.sort(times[times >= times[0]]).tolist():

@@ -5,13 +5,14 @@ Datasets give it relative to their root, relative to images/ or by its name alon
 """
 
 import io
+import re
 from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from jaxtyping import Bool, Int64, UInt8
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from data.errors import DatasetError, first_line, naming_damage, short
 from data.files.folder import Folder
@@ -66,7 +67,8 @@ def decode(
         content = _content(folder, file, f"column '{camera}', row {number}", cells[number].as_py())
         sentence = (
             f"row {number} of the episode holds no readable image ({{reason}}); copy or record the "
-            "dataset again."
+            'dataset again, or mark a depth camera with "is_depth_map": true in its info in '
+            "meta/info.json."
         )
         with naming_damage(file, f"column '{camera}'", sentence, caught=(ValueError,)):
             pixels = decode_picture(content, _FORMATS)
@@ -84,23 +86,49 @@ def decode(
 
 
 def decode_picture(content: bytes, formats: tuple[str, ...]) -> UInt8[np.ndarray, "h w 3"]:
-    """Decodes an image in one of Pillow's `formats`. They must never be all that Pillow knows,
-    because it passes PostScript to Ghostscript, which runs it.
+    """Decodes an image in one of Pillow's `formats`, turned as its EXIF orientation says (as
+    OpenCV and LeRobot's reader do), without its transparency. The formats must never be all that
+    Pillow knows, because it passes PostScript to Ghostscript, which runs it.
 
     Raises:
-      ValueError: it is damaged, of another format or too large.
+      ValueError: it is damaged, of another format, too large, or of more than 8 bits a channel.
     """
     try:
         with Image.open(io.BytesIO(content), formats=formats) as picture:
             require_pixels(*picture.size)
-            return np.asarray(picture.convert("RGB"))
+            if _is_deep(picture):
+                raise ValueError(
+                    f"it has more than 8 bits a channel ({picture.format}, {picture.mode}), as "
+                    "depth has and colour does not"
+                )
+            return np.asarray(ImageOps.exif_transpose(picture).convert("RGB"))
     except UnidentifiedImageError:
         raise ValueError(f"cannot identify image file as {', '.join(formats)}") from None
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, MemoryError) as error:
         raise ValueError(first_line(error)) from None
 
 
+def is_turned(content: bytes) -> bool:
+    """True for an encoded image that its EXIF orientation turns."""
+    if b"Exif" not in content and b"eXIf" not in content:
+        return False
+    with Image.open(io.BytesIO(content), formats=_FORMATS) as picture:
+        return bool(picture.getexif().get(_ORIENTATION, 1) != 1)
+
+
+_ORIENTATION = 0x0112
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF", "PPM")
+
+
+def _is_deep(picture: ImageFile.ImageFile) -> bool:
+    """True for more than 8 bits a channel, by the mode or, where Pillow would cut them off while
+    decoding, by the raw mode of its tiles ("BGR;16" has 16 bits a pixel)."""
+    stored = [tile.args if isinstance(tile.args, tuple) else (tile.args,) for tile in picture.tile]
+    cut = (re.match(r"(?!BGR).*;(12|16|32)", str(args[0])) for args in stored if args)
+    maxima = (
+        args[1] for args, tile in zip(stored, picture.tile, strict=True) if tile.codec_name == "ppm"
+    )
+    return picture.mode.startswith(("I", "F")) or any(cut) or any(m > 255 for m in maxima)
 
 
 def _content(folder: Folder, file: Any, place: str, cell: Any) -> bytes:

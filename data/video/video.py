@@ -58,15 +58,31 @@ def encode_mp4(
     return file.getvalue()
 
 
+def require_colour(path: Path, frame: av.VideoFrame) -> None:
+    """Raises DatasetError if a decoded frame has more bits than colour has: 8 for grey, 10 for the
+    rest. Depth has more, and the conversion to RGB would cut them off."""
+    parts = frame.format.components
+    bits = max(part.bits for part in parts)
+    if bits > (8 if len(parts) == 1 else 10):
+        raise DatasetError(
+            path,
+            "pixel format",
+            f"is {frame.format.name}, of {bits} bits a channel, as depth has it and colour does "
+            'not; mark the camera with "is_depth_map": true in its info in meta/info.json, or drop '
+            "it with `data edit --drop`.",
+        )
+
+
 class VideoReader:
     """An open video file, kept open because parsing the index costs more than decoding an
-    episode. For one thread at a time."""
+    episode. For one thread at a time. With `depth`, frames may have any number of bits, and the
+    first 8 are read."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, depth: bool = False) -> None:
         """Raises MissingFileError or DatasetError if the file is missing or no video."""
         if not path.is_file():
             raise MissingFileError(path, "file", "the video is missing; copy the dataset again.")
-        self.path = path
+        self.path, self._depth = path, depth
         self._container = _open(path)
         self._stream = self._container.streams.video[0]
         with naming_damage(path, "frame size", "{reason}.", caught=(ValueError,)):
@@ -80,7 +96,8 @@ class VideoReader:
         """`count` frames at `fps`, the first of them `start` seconds into the file.
 
         Raises:
-          DatasetError: one of them is not in the file, which is truncated or damaged.
+          DatasetError: one of them is not in the file, which is truncated or damaged, or the video
+            is depth.
         """
         if count < 1:
             return np.zeros((0, self._stream.height, self._stream.width, 3), np.uint8)
@@ -111,6 +128,8 @@ class VideoReader:
             distance = abs((time - first) * rate - number)
             if number >= count:
                 break
+            if out is None and not self._depth:
+                require_colour(self.path, frame)
             if number >= 0 and distance < apart[number]:
                 picture = self._to_rgb.reformat(frame, format="rgb24", threads=1).to_ndarray()
                 if out is None:

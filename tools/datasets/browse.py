@@ -11,7 +11,7 @@ from data.view.browse import write_browser
 from models.files.terminal import say
 from tools.command_line.bars import steps
 from tools.command_line.ending import in_a_line
-from tools.datasets.shown import console_for
+from tools.datasets.shown import console_for, warn_of_depth
 
 BrowsedPath = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
 _LIMITS = IdleLimits()
@@ -40,6 +40,7 @@ def browse_command(
     """
     limits, console = IdleLimits(still, seconds), console_for(data_format)
     dataset = open_dataset(path)
+    warn_of_depth(console, dataset)
     other = open_dataset(against) if against else None
     kept = "Finished images are kept; run the same command again to continue."
     with in_a_line(kept, writing=out), steps() as report:

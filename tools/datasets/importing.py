@@ -14,6 +14,8 @@ from tools.command_line.bars import steps
 from tools.command_line.ending import in_a_line
 from tools.datasets.place import ALONE, LakeOptions, lake
 
+_MOST_SHOWN = 20
+"""Most names of data that a layout leaves out."""
 RecordingPaths = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH …")]
 
 
@@ -24,6 +26,7 @@ def import_command(
     task: str = "",
     fps: int | None = None,
     robot: str = "",
+    only: str = "",
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     where: Annotated[LakeOptions, tyro.conf.arg(name="")] = ALONE,
 ) -> None:
@@ -38,10 +41,12 @@ def import_command(
         task: Instruction of all episodes, instead of the layout's.
         fps: Frames per second, instead of the layout's.
         robot: Name of the robot, instead of the layout's.
+        only: HDF5: read the episodes that a list in the file names, such as mask/train, or those
+            whose attribute is true, such as @success.
         resume: Resume an import that was interrupted; give the same recordings and options.
         where: Work on a cluster, and a catalogue.
     """
-    read, console = read_layout(layout, task=task, fps=fps, robot=robot), Console()
+    read, console = read_layout(layout, task=task, fps=fps, robot=robot, only=only), Console()
     kept = "Finished episodes are kept; continue with --resume."
     made = lake(where, console, paths, recorded=True)
     with in_a_line(kept, writing=out), made as note, steps() as report:
@@ -59,3 +64,7 @@ def import_command(
         + f"; gaps of {found.left_out:.1f} s in all were cut out" * (found.left_out > 0)
         + ".",
     )
+    if found.unused:
+        more = len(found.unused) - _MOST_SHOWN
+        names = ", ".join(found.unused[:_MOST_SHOWN]) + f" and {more} more" * (more > 0)
+        say(console, f"The layout takes nothing from {names}.")

@@ -11,6 +11,7 @@ from data.dataset import dimension_names, first_prompts, use_format
 from data.statistics.difference import CameraLooks, RecordingDifference, RecordingFacts
 from data.statistics.scaling import narrow
 from data.statistics.stats import Stats
+from data.validation.check_pictures import check_depth
 from models.files.terminal import Console, say
 
 _MOST_SHOWN = 1000
@@ -34,12 +35,19 @@ def show_dataset(console: Console, path: str, dataset: Dataset) -> None:
         f"cameras {', '.join(dataset.cameras) or 'none'}",
         sep="",
     )
+    warn_of_depth(console, dataset)
     tasks = table(Column("Episodes", justify="right"), "Task")
     for task, count in first_prompts(dataset).most_common():
         more = "…" if len(task) > _MOST_SHOWN else ""
         tasks.add_row(str(count), task[:_MOST_SHOWN] + more)
     console.print(tasks)
     console.print()
+
+
+def warn_of_depth(console: Console, dataset: Dataset) -> None:
+    """A line about the depth cameras that a command leaves out."""
+    for problem in check_depth(dataset):
+        console.print(Text("warning", "yellow"), problem.message)
 
 
 def show_statistics(console: Console, statistics: dict[str, Stats], dataset: Dataset) -> None:

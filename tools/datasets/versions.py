@@ -1,6 +1,5 @@
 """Versions of datasets, frame stores and recordings, as a catalogue lists them."""
 
-import hashlib
 import shlex
 import sys
 from collections.abc import Sequence
@@ -9,7 +8,7 @@ from pathlib import Path
 
 from data import open_dataset
 from data.dataset import find_format
-from data.files.checksums import sha256
+from data.files.checksums import digest_of
 from data.files.folder import open_folder
 from data.lake.catalogue import DatasetVersion
 from data.lerobot.importing.importing import find_recordings
@@ -58,12 +57,8 @@ def recordings(paths: Sequence[str]) -> list[DatasetVersion]:
     found = []
     for file in files:
         inside = [file] if file.is_file() else sorted(p for p in file.rglob("*") if p.is_file())
-        digest = hashlib.sha256()
-        for one in inside:
-            name = one.relative_to(file).as_posix()
-            digest.update(f"{name}:{sha256(one)}\n".encode())
         size = sum(one.stat().st_size for one in inside)
-        about = file.name, str(file.absolute()), digest.hexdigest(), kind.name
+        about = file.name, str(file.absolute()), digest_of([file]), kind.name
         found.append(DatasetVersion(*about, None, None, size, datetime.now(UTC)))
     return found
 

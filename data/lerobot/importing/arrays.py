@@ -3,10 +3,13 @@
 Lengths and types are checked before anything is read.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from jaxtyping import Int64, UInt8
@@ -17,10 +20,12 @@ from data.lerobot.importing.clock import SECOND, align
 from data.lerobot.importing.layout import CameraSource, ColumnSource, ImportLayout, TimeUnit
 from data.lerobot.importing.recording import CheckedRecording, ImportedEpisode, PendingEpisode
 from data.video.still_images import decode_picture
+from models.files.terminal import logger
 
 PICTURES = ("JPEG", "PNG", "WEBP", "BMP")
 """Image encodings that are read."""
 _LONGEST = 9e18
+_log = logger(__name__)
 _UNITS: Mapping[TimeUnit, int] = {"s": SECOND, "ms": 10**6, "us": 10**3, "ns": 1}
 
 
@@ -84,14 +89,111 @@ def check_rows(
     return next(iter(lengths.values()))
 
 
+class Unwritten(NamedTuple):
+    """Chunks of an array that were never written: so many of all, the first from row `row` on."""
+
+    chunks: int
+    of: int
+    row: int
+
+
+def chunk_grid(shape: Sequence[int], chunk: Sequence[int]) -> tuple[int, ...]:
+    """Number of chunks along each axis of an array."""
+    return tuple(-(-n // size) for n, size in zip(shape, chunk, strict=True))
+
+
+def unwritten(
+    grid: tuple[int, ...], rows: int, there: Iterable[tuple[int, ...]]
+) -> Unwritten | None:
+    """The chunks of a grid that are not among those that are there; None if all are.
+
+    Args:
+      rows: rows in a chunk.
+      there: their places in the grid, as far as they lie in it.
+    """
+    counts = Counter(
+        place[0] for place in set(there) if all(k < n for k, n in zip(place, grid, strict=True))
+    )
+    missing = math.prod(grid) - counts.total()
+    if not missing:
+        return None
+    whole = math.prod(grid[1:])
+    return Unwritten(
+        missing, math.prod(grid), rows * next(k for k in range(grid[0]) if counts[k] < whole)
+    )
+
+
+def require_written(
+    file: Path, episode: str, layout: ImportLayout, lost: Callable[[str], Unwritten | None]
+) -> None:
+    """Warns of a camera's chunks that were never written, which are read as black.
+
+    Args:
+      layout: without patterns.
+      lost: what was never written of the array at a path.
+
+    Raises:
+      DatasetError: chunks of a column were never written, and would be read as zeros.
+    """
+    for path in dict.fromkeys([*layout.column_paths, *layout.camera_paths]):
+        if (found := lost(path)) is None:
+            continue
+        said = (
+            f"{found.chunks} of {found.of} chunks were never written (the first from row "
+            f"{found.row} on)"
+        )
+        if path in layout.column_paths:
+            raise DatasetError(
+                file,
+                f"{episode}'{path}'",
+                f"{said}, and would be read as zeros: the recording was cut off or not wholly "
+                "copied; copy it again, cut it to the rows that are there or, if those are zeros "
+                "that zarr left out, write them with write_empty_chunks.",
+            )
+        _log.warning("%s, %s'%s': %s; its images there are black.", file, episode, path, said)
+
+
+def require_filled(file: Path, episode: str, columns: Mapping[str, np.ndarray]) -> None:
+    """Checks that an episode does not end in rows that were allocated and never filled.
+
+    Raises:
+      DatasetError: it ends in rows of zeros in all columns.
+    """
+    filled = np.flatnonzero(np.any([values.any(axis=1) for values in columns.values()], axis=0))
+    count = len(next(iter(columns.values())))
+    if len(filled) and (rows := count - 1 - int(filled[-1])) > 1:
+        raise DatasetError(
+            file,
+            episode.strip() or "rows",
+            f"the last {rows} of {count} are zeros in all columns, as rows that were never written "
+            "are; cut the recording to those that were, or leave it out.",
+        )
+
+
+def without_depth(
+    layout: ImportLayout, resolved: ImportLayout, arrays: Mapping[str, RowArray]
+) -> ImportLayout:
+    """The resolved layout without the depth cameras that only a pattern of `layout` names."""
+    cameras = {
+        name: camera
+        for name, camera in resolved.cameras.items()
+        if name in layout.cameras or not _is_depth(arrays[camera.path])
+    }
+    return replace(resolved, cameras=cameras)
+
+
 def described(
-    episodes: int, layout: ImportLayout, arrays: Mapping[str, RowArray]
+    episodes: int,
+    layout: ImportLayout,
+    arrays: Mapping[str, RowArray],
+    names: Iterable[str] = (),
 ) -> CheckedRecording:
     """Description of so many episodes of such arrays; encoded images have no shape yet.
 
     Args:
       layout: without patterns.
       arrays: by path, checked by `check_rows`.
+      names: of all that is there.
     """
     shapes: dict[str, tuple[int, ...] | None] = {
         name: (sum(len(s.dims or range(_dims(arrays[s.path]))) for s in sources),)
@@ -104,7 +206,7 @@ def described(
         name: column_type([arrays[source.path].dtype for source in sources])
         for name, sources in layout.columns.items()
     }
-    return CheckedRecording(episodes, shapes, types)
+    return CheckedRecording(episodes, shapes, types, layout.unused(names))
 
 
 def read_rows(
@@ -287,7 +389,10 @@ def _read_pictures(
     decoded: np.ndarray | None = None
     for number in range(rows.stop - rows.start):
         cell = array[rows.start + number]
-        sentence = f"frame {number} holds no readable image ({{reason}}); copy it again."
+        sentence = (
+            f"frame {number} holds no readable image ({{reason}}); copy it again, or leave this "
+            "camera out of the layout."
+        )
         with naming_damage(file, place, sentence, caught=(ValueError,)):
             picture = decode_picture(bytes(np.asarray(cell)), PICTURES)
         decoded = placed(file, place, decoded, number, rows.stop - rows.start, picture)
@@ -308,6 +413,12 @@ def _length(file: Path, episode: str, path: str, array: RowArray) -> int:
             f"has shape {array.shape}, so it has no frames; leave the episode out.",
         )
     return int(array.shape[0])
+
+
+def _is_depth(array: RowArray) -> bool:
+    """True for images of one channel of more than 8 bits."""
+    flat = len(array.shape) == 3 or (len(array.shape) == 4 and array.shape[3] == 1)
+    return flat and array.dtype.kind in "uif" and array.dtype.itemsize > 1
 
 
 def _check_pictures(file: Path, place: str, array: RowArray) -> None:

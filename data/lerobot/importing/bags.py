@@ -71,7 +71,8 @@ def _check(open_bag: OpenBag, path: Path, layout: ImportLayout) -> CheckedRecord
     """Looks for the topics; only the messages show the episodes and their shapes."""
     with open_bag(path) as bag:
         resolved = _resolved(path, bag, layout)
-    return CheckedRecording(1, dict.fromkeys([*resolved.columns, *resolved.cameras]))
+        shapes = dict.fromkeys([*resolved.columns, *resolved.cameras])
+        return CheckedRecording(1, shapes, unused=resolved.unused(bag.topics))
 
 
 @contextmanager

@@ -79,7 +79,14 @@ def _check(path: Path, layout: ImportLayout) -> CheckedRecording:
     sheet = _read_sheet(path)
     resolved, arrays = _arrays(sheet, layout)
     _pending(sheet, resolved, arrays)
-    return described(len(_runs(sheet, layout)), resolved, arrays)
+    return described(len(_runs(sheet, layout)), resolved, arrays, sheet.cells)
+
+
+def _pictures(path: Path, layout: ImportLayout) -> list[Path]:
+    """The image files that a CSV names."""
+    sheet = _read_sheet(path)
+    cameras = layout.resolved(sheet.cells, path).camera_paths
+    return [path.parent / cell for name in cameras for cell in sheet.cells[name]]
 
 
 @contextmanager
@@ -88,7 +95,7 @@ def _episodes(path: Path, layout: ImportLayout) -> Iterator[list[PendingEpisode]
     yield _pending(sheet, *_arrays(sheet, layout))
 
 
-CSV = RecordingFormat("CSV", _recognises, _check, _episodes)
+CSV = RecordingFormat("CSV", _recognises, _check, _episodes, _pictures)
 
 
 def _pending(

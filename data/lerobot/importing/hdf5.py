@@ -5,8 +5,9 @@ untrusted file could fill a dataset with other content of the disk.
 """
 
 import json
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -17,11 +18,17 @@ from jaxtyping import Int64
 
 from data.errors import DatasetError, naming_damage, short
 from data.lerobot.importing.arrays import (
+    Unwritten,
     check_rows,
+    chunk_grid,
     described,
     pending,
     read_rows,
+    require_filled,
+    require_written,
     stretches,
+    unwritten,
+    without_depth,
 )
 from data.lerobot.importing.layout import ImportLayout
 from data.lerobot.importing.recording import (
@@ -49,10 +56,11 @@ def _check(path: Path, layout: ImportLayout) -> CheckedRecording:
         names = _episode_names(path, root, layout)
         for name in names:
             resolved, arrays, _ = _rows_of(path, root, name, layout)
+            require_written(path, _place(name), resolved, partial(_lost, arrays))
             _told(path, root, name, layout)
             if layout.time:
                 stretches(path, _place(name), arrays[layout.time][:], resolved)
-            found = described(len(names), resolved, arrays)
+            found = described(len(names), resolved, arrays, _names(_group(path, root, name)))
             first = first or found
             require_alike(path, name, found, first, names[0])
     assert first is not None
@@ -80,8 +88,9 @@ def _rows_of(
 ) -> tuple[ImportLayout, dict[str, Any], int]:
     """Layout without patterns, arrays and number of frames of an episode."""
     group = _group(path, root, name)
-    resolved = layout.resolved(_names(group), path)
-    arrays = _arrays(path, _place(name), group, resolved)
+    every = layout.resolved(_names(group), path)
+    arrays = _arrays(path, _place(name), group, every)
+    resolved = without_depth(layout, every, arrays)
     return resolved, arrays, check_rows(path, _place(name), resolved, arrays, path.stat().st_size)
 
 
@@ -96,7 +105,23 @@ def _read(
     whole, task = slice(0, count), _told(path, root, name, layout)
     sentence = "cannot be read ({reason}); copy the file again."
     with naming_damage(path, name or "file", sentence, caught=(OSError,)):
-        return read_rows(path, _place(name), resolved, arrays, whole, task, rows)
+        found = read_rows(path, _place(name), resolved, arrays, whole, task, rows)
+    require_filled(path, _place(name), found.columns)
+    return found
+
+
+def _lost(arrays: Mapping[str, Any], name: str) -> Unwritten | None:
+    """Chunks of a dataset that were never written; one that is not chunked counts as one."""
+    array = arrays[name]
+    if array.chunks is None:
+        return None if array.id.get_storage_size() else Unwritten(1, 1, 0)
+    grid = chunk_grid(array.shape, array.chunks)
+    if math.prod(grid) == array.id.get_num_chunks():
+        return None
+    starts = list[tuple[int, ...]]()
+    array.id.chunk_iter(lambda chunk: starts.append(chunk.chunk_offset))
+    places = (tuple(a // b for a, b in zip(s, array.chunks, strict=True)) for s in starts)
+    return unwritten(grid, array.chunks[0], places)
 
 
 def _place(name: str) -> str:
@@ -127,7 +152,33 @@ def _episode_names(path: Path, root: Any, layout: ImportLayout) -> list[str]:
             f"'{layout.episodes}'",
             f"matches no group, only {short(sorted(group))} are there; give another layout.",
         )
-    return [f"{folder}/{name}" if folder else name for name in found]
+    names = [f"{folder}/{name}" if folder else name for name in found]
+    return _selected(path, root, names, layout.only) if layout.only else names
+
+
+def _selected(path: Path, root: Any, names: list[str], only: str) -> list[str]:
+    """The episodes that a list in the file names, or whose attribute is true."""
+    if only.startswith("@"):
+        told = {name: _entry(path, root, name).attrs.get(only[1:]) for name in names}
+        if lacking := [name for name, value in told.items() if value is None]:
+            raise DatasetError(
+                path, f"'{lacking[0]}'", f"has no attribute '{only[1:]}'; correct --only."
+            )
+        found = [name for name in names if np.asarray(told[name]).all()]
+    else:
+        array = _entry(path, root, only)
+        if not hasattr(array, "shape") or array.dtype.kind not in "OS" or len(array.shape) != 1:
+            raise DatasetError(path, f"'{only}'", "is not a list of names; correct --only.")
+        listed = [one.decode() if isinstance(one, bytes) else str(one) for one in array[:]]
+        known = {name.rpartition("/")[2]: name for name in names}
+        if strange := [one for one in listed if one not in known]:
+            raise DatasetError(
+                path, f"'{only}'", f"lists {short(strange[0])}, which is not in the file."
+            )
+        found = [name for name in names if name.rpartition("/")[2] in listed]
+    if not found:
+        raise DatasetError(path, f"'{only}'", "selects no episode; correct --only.")
+    return found
 
 
 def _group(path: Path, root: Any, name: str) -> Any:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data.errors import DatasetError
+from data.files.checksums import digest_of
 from data.files.job import Done, run_job
 from data.lerobot.importing.csv_files import CSV
 from data.lerobot.importing.hdf5 import HDF5
@@ -44,12 +45,12 @@ _ENCODED = ".encoded"
 
 
 class Unit(NamedTuple):
-    """Episodes `first` to `stop` (exclusive; None: all others) of recording `number`, the `file` of
-    `size` bytes."""
+    """Episodes `first` to `stop` (exclusive; None: all others) of recording `number`, the `file`
+    with this SHA-256."""
 
     number: int
     file: Path
-    size: int
+    digest: str
     first: int
     stop: int | None
 
@@ -98,13 +99,14 @@ class RecordingsReading:
 
 
 class ImportSummary(NamedTuple):
-    """Number of recordings read, the episodes and frames written, and the seconds cut out because
-    of gaps."""
+    """Number of recordings read, the episodes and frames written, the seconds cut out because of
+    gaps, and the names of the data that the layout takes nothing from."""
 
     recordings: int
     episodes: int
     frames: int
     left_out: float
+    unused: tuple[str, ...]
 
 
 def import_dataset(
@@ -152,10 +154,11 @@ def import_dataset(
     ) as writer:
         before, units = list(writer.notes), list[Unit]()
         for number, file in enumerate(files):
-            size, place = _bytes(file), Path(os.path.abspath(file))
-            notes = _notes_of(before, place, size, Path(out))
+            digest = digest_of([file, *kind.beside(file, layout)])
+            place = Path(os.path.abspath(file))
+            notes = _notes_of(before, place, digest, Path(out))
             if not (notes and notes[-1]["last"]):
-                units += _units(number, place, size, len(notes), counts[number])
+                units += _units(number, place, digest, len(notes), counts[number])
         if before:
             raise ValueError(
                 f"{out}: has episodes of {before[0]['file']}, which is no longer among the "
@@ -166,7 +169,7 @@ def import_dataset(
         try:
             for unit, (read, error) in zip(units, run_job(reading, units), strict=True):
                 for part, (episode, name, of, left_out) in enumerate(read, unit.first + 1):
-                    about = {"file": str(unit.file), "bytes": unit.size}
+                    about: dict[str, Any] = {"file": str(unit.file), "sha256": unit.digest}
                     about |= {"last": part == of, "left_out": left_out}
                     _add(writer, episode, name, about)
                     share = part * counts[unit.number] // of
@@ -176,7 +179,8 @@ def import_dataset(
         finally:
             shutil.rmtree(aside, ignore_errors=True)
         left_out = sum(note.get("left_out", 0.0) for note in writer.notes)
-        return ImportSummary(len(files), writer.num_episodes, writer.num_frames, left_out)
+        written = writer.num_episodes, writer.num_frames
+        return ImportSummary(len(files), *written, left_out, checked[0].unused)
 
 
 def find_recordings(paths: Sequence[str | Path]) -> tuple[RecordingFormat, list[Path]]:
@@ -224,34 +228,33 @@ def _add(writer: DatasetWriter, episode: ImportedEpisode, name: str, note: dict[
         raise DatasetError(note["file"], place, str(error)) from None
 
 
-def _units(number: int, file: Path, size: int, first: int, count: int) -> Iterator[Unit]:
+def _units(number: int, file: Path, digest: str, first: int, count: int) -> Iterator[Unit]:
     """Units of a recording from its episode `first` on: one per episode, or one for all if only the
     data tell how many there are."""
     if count == 1:
-        yield Unit(number, file, size, first, None)
+        yield Unit(number, file, digest, first, None)
         return
     for part in range(first, count):
-        yield Unit(number, file, size, part, part + 1)
+        yield Unit(number, file, digest, part, part + 1)
 
 
 def _notes_of(
-    before: list[dict[str, Any]], file: Path, size: int, out: Path
+    before: list[dict[str, Any]], file: Path, digest: str, out: Path
 ) -> list[dict[str, Any]]:
     """Removes the notes of this file's episodes from the front of `before`, and returns them."""
-    if before and (before[0]["file"], before[0]["bytes"]) != (str(file), size):
+    if before and before[0]["file"] != str(file):
         raise ValueError(
-            f"{out}: was started with {before[0]['file']} of {before[0]['bytes']} bytes, but now "
-            f"there is {file} of {size}; give the same recordings, or another folder."
+            f"{out}: was started with {before[0]['file']}, but now there is {file}; give the same "
+            "recordings, or another folder."
+        )
+    if before and before[0].get("sha256") != digest:
+        raise ValueError(
+            f"{out}: has episodes of {file}, whose content has changed since (its SHA-256 is "
+            f"{digest[:12]}…); give the same recordings, or another folder."
         )
     count = next((k for k, note in enumerate(before, 1) if note["last"]), len(before))
     taken, before[:count] = before[:count], []
     return taken
-
-
-def _bytes(path: Path) -> int:
-    if path.is_file():
-        return path.stat().st_size
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
 def _features(episode: ImportedEpisode) -> dict[str, dict[str, Any]]:

@@ -17,9 +17,9 @@ KNOWN: Mapping[str, Mapping[str, Any]] = {
         "episodes": "data/demo_*",
         "columns": {
             "observation.state": [
-                "obs/robot0_eef_pos",
-                "obs/robot0_eef_quat",
-                "obs/robot0_gripper_qpos",
+                "obs/robot#_eef_pos",
+                "obs/robot#_eef_quat",
+                "obs/robot#_gripper_qpos",
             ],
             "action": "actions",
         },
@@ -51,16 +51,12 @@ KNOWN: Mapping[str, Mapping[str, Any]] = {
         "fps": 60,
         "robot": "umi",
         "columns": {
-            "observation.state": [
-                "robot0_eef_pos",
-                "robot0_eef_rot_axis_angle",
-                "robot0_gripper_width",
-            ],
-            "action": [
-                "robot0_eef_pos",
-                "robot0_eef_rot_axis_angle",
-                "robot0_gripper_width",
-            ],
+            name: [
+                "robot#_eef_pos",
+                "robot#_eef_rot_axis_angle",
+                "robot#_gripper_width",
+            ]
+            for name in ("observation.state", "action")
         },
         "cameras": {"observation.images.*": "*_rgb"},
     },

@@ -73,9 +73,11 @@ class ImportLayout:
 
     Attributes:
       columns, cameras: by the name in the dataset; a `*` in both names and paths stands for any
-        name.
+        name, and a `#` in the paths of a column for 0, 1, … (a robot's arms, side by side).
       episodes: HDF5: pattern of the groups that are one episode each; CSV: column that numbers the
         episodes.
+      only: HDF5: episodes to read: those that the array at this path lists, such as "mask/train",
+        or, as "@success", those whose attribute of this name is true; all if empty.
       time: column of the frames' times, in `time_unit`; frames are then aligned to `fps`.
       silence: longest time without a message of a topic, in seconds.
       gaps: effect of a longer silence.
@@ -88,6 +90,7 @@ class ImportLayout:
     fps: int = 0
     robot: str = ""
     episodes: str = ""
+    only: str = ""
     time: str = ""
     time_unit: TimeUnit = "s"
     silence: float = 1.0
@@ -122,9 +125,10 @@ class ImportLayout:
         names = sorted(names)
         columns: dict[str, tuple[ColumnSource, ...]] = {}
         for name, sources in sorted(self.columns.items(), key=_patterns_first):
-            paths = _filled(name, [source.path for source in sources], names, file)
+            every = _numbered(sources, names)
+            paths = _filled(name, [source.path for source in every], names, file)
             for key, found in paths.items():
-                pairs = zip(sources, found, strict=True)
+                pairs = zip(every, found, strict=True)
                 columns[key] = tuple(replace(source, path=path) for source, path in pairs)
         cameras: dict[str, CameraSource] = {}
         for name, camera in sorted(self.cameras.items(), key=_patterns_first):
@@ -132,9 +136,15 @@ class ImportLayout:
                 cameras[key] = replace(camera, path=path)
         return replace(self, columns=columns, cameras=cameras)
 
+    def unused(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Names of what a layout without patterns takes nothing from."""
+        paths = [*self.column_paths, *self.camera_paths, self.task.path, self.episodes]
+        used = {*paths, *(path.rpartition(":")[0] for path in paths)}
+        return tuple(sorted(name for name in names if name not in used))
+
 
 def read_layout(
-    where: str, *, task: str = "", fps: int | None = None, robot: str = ""
+    where: str, *, task: str = "", fps: int | None = None, robot: str = "", only: str = ""
 ) -> ImportLayout:
     """The layout with a known name or in a JSON file; other arguments replace its own values.
 
@@ -145,6 +155,7 @@ def read_layout(
     said |= {"task": task} if task else {}
     said |= {"fps": fps} if fps is not None else {}
     said |= {"robot": robot} if robot else {}
+    said |= {"only": only} if only else {}
     return _parsed(where, said)
 
 
@@ -192,6 +203,16 @@ def _source(value: Any) -> dict[str, Any]:
     """A source in full, for which its path alone may stand; `from` is its path."""
     said = value if isinstance(value, dict) else {"from": value}
     return {"path" if key == "from" else key: each for key, each in said.items()}
+
+
+def _numbered(sources: tuple[ColumnSource, ...], names: list[str]) -> tuple[ColumnSource, ...]:
+    """The sources once for each number that a `#` stands for in the first that has one."""
+    first = next((source.path for source in sources if "#" in source.path), None)
+    if first is None:
+        return sources
+    pattern = re.compile(re.escape(first).replace(r"\#", r"(\d+)", 1))
+    found = sorted({int(match[1]) for name in names if (match := pattern.fullmatch(name))}) or [0]
+    return tuple(replace(s, path=s.path.replace("#", str(k))) for k in found for s in sources)
 
 
 def _filled(name: str, paths: list[str], names: list[str], file: Path) -> dict[str, list[str]]:

@@ -5,6 +5,7 @@ A field is named by its path, as in `position`, `pose.orientation` or `data.3`.
 """
 
 import base64
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -91,13 +92,14 @@ def picture(message: Any) -> UInt8[np.ndarray, "h w 3"]:
         return _raw_picture(message)
     if not (_has(message, "format") and _has(message, "data")):
         raise ValueError(f"is not an image; it has {_fields(message)}")
-    content = _bytes(_get(message, "data"))
+    form = str(_get(message, "format"))
+    _require_colour(form)
     try:
-        return decode_picture(content, ("JPEG", "PNG", "WEBP"))
+        return decode_picture(_bytes(_get(message, "data")), ("JPEG", "PNG", "WEBP"))
     except ValueError as error:
         raise ValueError(
-            f"holds an image of format {short(str(_get(message, 'format')))}, which cannot be read "
-            f"as JPEG, PNG or WebP ({error})"
+            f"holds an image of format {short(form)}, which cannot be read as JPEG, PNG or WebP "
+            f"({error})"
         ) from None
 
 
@@ -121,6 +123,7 @@ def header_time(message: Any) -> int:
 
 def _raw_picture(message: Any) -> UInt8[np.ndarray, "h w 3"]:
     encoding = str(_get(message, "encoding"))
+    _require_colour(encoding)
     if encoding not in _CHANNELS:
         raise ValueError(
             f"holds an image of encoding '{encoding}'; only {', '.join(_CHANNELS)} can be read"
@@ -136,6 +139,13 @@ def _raw_picture(message: Any) -> UInt8[np.ndarray, "h w 3"]:
         )
     rows = np.frombuffer(content, np.uint8, step * height).reshape(height, step)
     return rows[:, : width * stored].reshape(height, width, stored)[..., list(order)]
+
+
+def _require_colour(encoding: str) -> None:
+    """Raises ValueError for an encoding of depth: ROS's names of types of more than 8 bits with one
+    channel, of which a CompressedImage's `format` begins with one."""
+    if re.match(r"(16U|16S|32S|32F|64F)C1|mono16|.*compressedDepth", encoding):
+        raise ValueError(f"holds depth ({short(encoding)}), not an image in colour")
 
 
 def _bytes(value: Any) -> bytes:

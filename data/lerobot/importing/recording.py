@@ -29,12 +29,13 @@ Shapes = Mapping[str, tuple[int, ...] | None]
 
 
 class CheckedRecording(NamedTuple):
-    """Number of a recording's episodes (1 if only the data tell), and the shapes and, where known,
-    column types that all of them have."""
+    """Number of a recording's episodes (1 if only the data tell), the shapes and, where known,
+    column types that all of them have, and the names of what the layout takes nothing from."""
 
     episodes: int
     shapes: Shapes
     types: Mapping[str, str] = {}
+    unused: tuple[str, ...] = ()
 
 
 class PendingEpisode(NamedTuple):
@@ -52,13 +53,14 @@ class RecordingFormat:
 
     `recognises` decides by the name of a file or folder. `check` looks for all that can be wrong
     without reading images and columns. `episodes` opens the recording for a block, in which its
-    episodes can be read in order.
+    episodes can be read in order. `beside` lists further files that hold its content.
     """
 
     name: str
     recognises: Callable[[Path], bool]
     check: Callable[[Path, ImportLayout], CheckedRecording]
     episodes: Callable[[Path, ImportLayout], AbstractContextManager[Sequence[PendingEpisode]]]
+    beside: Callable[[Path, ImportLayout], Sequence[Path]] = lambda path, layout: ()
 
 
 def require_alike(

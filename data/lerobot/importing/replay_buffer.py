@@ -5,6 +5,7 @@ XL.
 zarr package reads formats 2 and 3 of zarr; imagecodecs reads JPEG XL.
 """
 
+import re
 import zipfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -17,7 +18,18 @@ from jaxtyping import Int64
 
 from data.errors import DatasetError, first_line, naming_damage, short
 from data.files.json_file import read_json
-from data.lerobot.importing.arrays import check_rows, described, pending, read_rows
+from data.lerobot.importing.arrays import (
+    Unwritten,
+    check_rows,
+    chunk_grid,
+    described,
+    pending,
+    read_rows,
+    require_filled,
+    require_written,
+    unwritten,
+    without_depth,
+)
 from data.lerobot.importing.layout import ImportLayout
 from data.lerobot.importing.recording import (
     CheckedRecording,
@@ -30,6 +42,8 @@ from data.lerobot.importing.recording import (
 
 _ENDS = "meta/episode_ends"
 _GROUP_FILES = (".zgroup", "zarr.json")
+_KEY = re.compile(r"(?:c[./])?(\d+(?:[./]\d+)*)")
+"""Names of the files of chunks, in formats 2 and 3."""
 
 
 def _recognises(path: Path) -> bool:
@@ -41,8 +55,9 @@ def _recognises(path: Path) -> bool:
 def _check(path: Path, layout: ImportLayout) -> CheckedRecording:
     with _open(path) as buffer:
         resolved, arrays, ends = _rows_of(buffer, layout)
+        require_written(path, "", resolved, buffer.lost)
         _pending(buffer, resolved, arrays, ends)
-        return described(len(ends), resolved, arrays)
+        return described(len(ends), resolved, arrays, buffer.names)
 
 
 @contextmanager
@@ -73,7 +88,9 @@ def _pending(
 
 def _read(path: Path, place: str, *rows: Any) -> ImportedEpisode:
     with _reading(path, place):
-        return read_rows(path, place, *rows)
+        found = read_rows(path, place, *rows)
+    require_filled(path, place, found.columns)
+    return found
 
 
 def _reading(path: Path, place: str) -> AbstractContextManager[None]:
@@ -138,6 +155,29 @@ class _Buffer(NamedTuple):
             raise self._wrong(name, "is not an array; give another layout.")
         return found
 
+    @property
+    def names(self) -> list[str]:
+        """Names of the arrays of frames."""
+        folder = self.files / "data"
+        found = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+        return sorted(name for name in found if not name.startswith(".") and name != "zarr.json")
+
+    def lost(self, name: str) -> Unwritten | None:
+        """Chunks of an array of frames that no file holds."""
+        array, place = self.root[f"data/{name}"], f"data/{name}/"
+        chunk = array.shards or array.chunks
+        keys = (_KEY.fullmatch(file.removeprefix(place)) for file in self._within(place))
+        there = (tuple(map(int, re.split(r"[./]", key[1]))) for key in keys if key)
+        grid = chunk_grid(array.shape, chunk)
+        return unwritten(grid, chunk[0], (place for place in there if len(place) == len(grid)))
+
+    def _within(self, folder: str) -> list[str]:
+        """Names of the files of a folder."""
+        if isinstance(self.files, zipfile.Path):
+            return [name for name in self.files.root.namelist() if name.startswith(folder)]
+        found = (self.path / folder).rglob("*")
+        return [file.relative_to(self.path).as_posix() for file in found]
+
     def _codecs(self, name: str) -> list[str]:
         """Names of an array's codecs, from its metadata."""
         for file in (".zarray", "zarr.json"):
@@ -188,11 +228,10 @@ def _rows_of(
     """Layout without patterns, arrays, each of as many rows as the episodes have frames, and the
     rows at which the episodes end."""
     path = buffer.path
-    folder = buffer.files / "data"
-    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
-    resolved = layout.resolved(names, path)
-    paths = [*resolved.column_paths, *resolved.camera_paths]
+    every = layout.resolved(buffer.names, path)
+    paths = [*every.column_paths, *every.camera_paths]
     arrays = {name: buffer.array(f"data/{name}") for name in paths}
+    resolved = without_depth(layout, every, arrays)
     size = path.stat().st_size if path.is_file() else _bytes(path, resolved)
     count, ends = check_rows(path, "", resolved, arrays, size), _ends(buffer)
     if count != ends[-1]:

@@ -65,7 +65,9 @@ def _check(path: Path, layout: ImportLayout) -> CheckedRecording:
         name: column_type([dataset.features[source.path]["dtype"] for source in sources])
         for name, sources in resolved.columns.items()
     }
-    return CheckedRecording(dataset.num_episodes, shapes | dict.fromkeys(types), types)
+    names = {*dataset.column_names, *dataset.cameras, *dataset.depth_cameras} - {*BOOKKEEPING}
+    unused = resolved.unused(names)
+    return CheckedRecording(dataset.num_episodes, shapes | dict.fromkeys(types), types, unused)
 
 
 @contextmanager

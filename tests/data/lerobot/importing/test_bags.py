@@ -372,7 +372,11 @@ def changed(topic, **what):
         ),
         (
             lambda p: write_mcap(p, change=changed(CAMERA, encoding="16UC1")),
-            "/camera/image, message 0: holds an image of encoding '16UC1'",
+            r"/camera/image, message 0: holds depth \('16UC1'\), not an image in colour",
+        ),
+        (
+            lambda p: write_mcap(p, change=changed(CAMERA, encoding="bayer_rggb8")),
+            "/camera/image, message 0: holds an image of encoding 'bayer_rggb8'",
         ),
         (
             lambda p: write_mcap(p, change=changed(CAMERA, height=64)),

@@ -84,6 +84,7 @@ def test_times_of_rows_are_brought_to_one_rate(tmp_path):
         ({3: {"front": "front/none.png"}}, "'front': has 'front/none.png' in line 5; there is no"),
         ({3: {"front": ""}}, "'front': has '' in line 5; name a file within"),
         ({3: {"front": "../secret.png"}}, "'../secret.png' in line 5; name a file within"),
+        ({3: {"front": "depth.png"}}, "'front': frame 3 .*more than 8 bits a channel.*leave this"),
         ({2: {"task": "other"}}, "'task': has 'other' in line 4; other rows"),
         ({2: {"episode": 1}}, "'episode': has '0' in line 5; sort the rows"),
         ({3: {"time": 0.05}}, "'time': time goes back in time, from 0.20 s"),
@@ -93,6 +94,7 @@ def test_times_of_rows_are_brought_to_one_rate(tmp_path):
 def test_rows_that_cannot_be_read_are_named(tmp_path, change, message):
     Image.fromarray(np.zeros((16, 24, 3), np.uint8)).save(tmp_path / "secret.png")
     folder = write(tmp_path / "in", rows())
+    Image.fromarray(np.zeros((16, 24), np.uint16)).save(folder / "depth.png")
     found = rows()
     for number, said in change.items():
         found[number] |= said

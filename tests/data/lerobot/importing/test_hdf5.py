@@ -361,3 +361,131 @@ def test_no_more_than_an_episode_is_held(tmp_path):
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[2] - peaks[1] < 6 * pictures(40).nbytes / 4
+
+
+def unwritten(path, rows=10, chunked=True, **parts):
+    """An episode whose arrays were created in full, and written as far as `parts` say."""
+    aloha(path, rows, cameras=("top",))
+    with h5py.File(path, "r+") as root:
+        for name, count in parts.items():
+            name = {"top": "observations/images/top", "qpos": "observations/qpos"}.get(name, name)
+            values = root[name][:]
+            del root[name]
+            chunk = (1, *values.shape[1:]) if chunked else None
+            made = root.create_dataset(name, values.shape, values.dtype, chunks=chunk)
+            if count:
+                made[:count] = values[:count]
+
+
+@pytest.mark.parametrize(
+    ("chunked", "parts", "message"),
+    [
+        (True, {"action": 7}, r"'action': 3 of 10 chunks were never written .*from row 7 on"),
+        (True, {"qpos": 0}, r"qpos': 10 of 10 chunks were never written .*from row 0 on"),
+        (False, {"action": 0}, "'action': 1 of 1 chunks were never written"),
+    ],
+)
+def test_rows_of_a_column_that_were_never_written_are_counted(tmp_path, chunked, parts, message):
+    unwritten(tmp_path / "a.hdf5", chunked=chunked, **parts)
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path / "a.hdf5", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_episode_that_ends_in_rows_that_were_only_allocated_is_refused(tmp_path):
+    rows = np.where(np.arange(10)[:, None] < 6, np.ones((10, 14)), 0.0)
+    aloha(tmp_path / "a.hdf5", 10, qpos=rows, action=rows)
+    with pytest.raises(ValueError, match="rows: the last 4 of 10 are zeros in all columns"):
+        read(tmp_path / "a.hdf5", tmp_path / "out")
+
+
+def test_pictures_that_were_never_written_are_counted_in_a_warning(tmp_path, caplog):
+    unwritten(tmp_path / "a.hdf5", top=8)
+    found = read(tmp_path / "a.hdf5", tmp_path / "out")
+    assert "images/top': 2 of 10 chunks were never written (the first from row 8" in caplog.text
+    assert found.frames(0, TOP)[8:].max() < 20 < found.frames(0, TOP)[7].mean()
+
+
+def test_a_second_arm_is_taken_and_what_a_layout_leaves_out_is_listed(tmp_path):
+    robomimic(tmp_path / "two.hdf5", demos=1)
+    with h5py.File(tmp_path / "two.hdf5", "r+") as root:
+        obs = root["data/demo_0/obs"]
+        for name, dims in (("eef_pos", 3), ("eef_quat", 4), ("gripper_qpos", 2)):
+            obs[f"robot1_{name}"] = np.full((4, dims), 5.0)
+        obs["robot0_base_to_eef_pos"] = np.zeros((4, 3))
+        obs["object"] = np.ones((4, 10))
+    layout = read_layout("robomimic")
+    summary = import_dataset([tmp_path / "two.hdf5"], tmp_path / "out", layout)
+    state = open_dataset(tmp_path / "out").column(STATE)
+    np.testing.assert_array_equal(state, np.repeat([[0.0, 5.0]], 9, axis=1).repeat(4, axis=0))
+    assert "obs/object" in summary.unused
+    assert "obs/robot0_base_to_eef_pos" in summary.unused
+    assert not {"obs/robot1_eef_pos", "obs/agentview_image", "actions"} & {*summary.unused}
+
+
+@pytest.mark.parametrize(
+    ("only", "numbers"),
+    [("mask/train", [0, 1]), ("@success", [0, 2]), ("", [0, 1, 2])],
+)
+def test_episodes_are_selected_by_a_list_or_an_attribute(tmp_path, only, numbers):
+    robomimic(tmp_path / "a.hdf5", demos=3)
+    with h5py.File(tmp_path / "a.hdf5", "r+") as root:
+        for number in range(3):
+            root[f"data/demo_{number}"].attrs["success"] = number != 1
+    found = read(tmp_path / "a.hdf5", tmp_path / "out", "robomimic", only=only)
+    assert found.column("action")[::4, 0].tolist() == numbers
+
+
+@pytest.mark.parametrize(
+    ("only", "message"),
+    [
+        ("mask/valid", "'mask/valid': is missing"),
+        ("@good", "'data/demo_0': has no attribute 'good'"),
+        ("data/demo_0/actions", "is not a list of names"),
+        ("@none", "'@none': selects no episode"),
+    ],
+)
+def test_a_selection_that_is_not_there_is_named(tmp_path, only, message):
+    robomimic(tmp_path / "a.hdf5", demos=3)
+    with h5py.File(tmp_path / "a.hdf5", "r+") as root:
+        for number in range(3):
+            root[f"data/demo_{number}"].attrs["none"] = False
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path / "a.hdf5", tmp_path / "out", "robomimic", only=only)
+
+
+def test_a_depth_camera_of_a_pattern_is_left_out_and_a_named_one_refused(tmp_path):
+    aloha(tmp_path / "a.hdf5", cameras=("top",))
+    with h5py.File(tmp_path / "a.hdf5", "r+") as root:
+        root["observations/images/top_depth"] = np.full((6, 32, 48), 700, np.uint16)
+    summary = import_dataset(
+        [tmp_path / "a.hdf5"], tmp_path / "out", read_layout("aloha", task="lift it")
+    )
+    assert open_dataset(tmp_path / "out").cameras == (TOP,)
+    assert summary.unused == ("observations/images/top_depth", "observations/qvel")
+    named = tmp_path / "named.json"
+    camera = {"observation.images.d": "observations/images/top_depth"}
+    named.write_text(json.dumps({"like": "aloha", "cameras": camera}))
+    with pytest.raises(ValueError, match=r"top_depth': is uint16 of shape \(6, 32, 48\)"):
+        read(tmp_path / "a.hdf5", tmp_path / "other", str(named))
+
+
+def test_a_resumed_import_refuses_an_earlier_file_with_other_content_of_the_same_size(tmp_path):
+    bad = np.zeros((6, 14))
+    bad[3, 2] = np.nan
+    aloha(tmp_path / "in_0.hdf5")
+    aloha(tmp_path / "in_1.hdf5", qpos=bad)
+    with pytest.raises(ValueError, match="is not finite"):
+        read(tmp_path, tmp_path / "out")
+    layout = read_layout("aloha", task="lift it")
+    aloha(tmp_path / "in_1.hdf5", seed=1)
+    size = (tmp_path / "in_0.hdf5").stat().st_size
+    kept = (tmp_path / "in_0.hdf5").read_bytes()
+    with h5py.File(tmp_path / "in_0.hdf5", "r+") as root:
+        root["action"][...] = 7.0
+    assert (tmp_path / "in_0.hdf5").stat().st_size == size
+    with pytest.raises(ValueError, match=r"in_0\.hdf5, whose content has changed since"):
+        import_dataset([tmp_path], tmp_path / "out", layout, resume=True)
+    (tmp_path / "in_0.hdf5").write_bytes(kept)
+    import_dataset([tmp_path], tmp_path / "out", layout, resume=True)
+    assert open_dataset(tmp_path / "out").lengths.tolist() == [6, 6]

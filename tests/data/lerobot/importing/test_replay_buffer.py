@@ -132,3 +132,62 @@ def test_arrays_that_no_layout_asks_for_may_be_of_any_kind(tmp_path):
     path = pusht(tmp_path / "pusht.zarr", other=np.zeros(12, np.float32))
     damaged(path, "data/other/.zarray", compressor={"id": "nosuch"})
     assert load(path, tmp_path / "out").num_episodes == 3
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip", "format 3", "shards"])
+def test_chunks_that_were_lost_are_counted(tmp_path, caplog, kind):
+    rng = np.random.default_rng(0)
+    root = zarr.open_group(
+        tmp_path / "a.zarr", mode="w", zarr_format=2 if kind in ("folder", "zip") else 3
+    )
+    shards = {"shards": (4, 2)} if kind == "shards" else {}
+    chunk = 2 if shards else 4
+    action = rng.normal(size=(12, 2)).astype(np.float32)
+    root.create_array("data/action", data=action, chunks=(chunk, 2), **shards)
+    root.create_array("data/state", data=rng.normal(size=(12, 5)).astype(np.float32))
+    root.create_array("data/img", data=frames(), chunks=(1, 32, 32, 3))
+    root.create_array("meta/episode_ends", data=np.array(ENDS))
+    old = kind in ("folder", "zip")
+    picture = "img/10.0.0.0" if old else "img/c/10/0/0/0"
+    column = tmp_path / "a.zarr/data" / ("action/1.0" if old else "action/c/1/0")
+    (tmp_path / "a.zarr/data" / picture).unlink()
+    kept = column.read_bytes()
+    column.unlink()
+    path = tmp_path / "a.zarr"
+
+    def packed():
+        if kind != "zip":
+            return path
+        name = shutil.make_archive(str(tmp_path / "a.zarr"), "zip", path)
+        return tmp_path / name
+
+    with pytest.raises(ValueError, match=r"'action': 1 of 3 chunks .*from row 4 on.*as zeros"):
+        load(packed(), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    column.write_bytes(kept)
+    caplog.clear()
+    found = load(packed(), tmp_path / "out")
+    assert "'img': 1 of 12 chunks were never written (the first from row 10 on)" in caplog.text
+    np.testing.assert_array_equal(found.column("action"), action)
+    assert found.frames(2, "observation.image")[1].max() < 20
+
+
+def test_umis_second_gripper_is_taken_and_what_is_left_out_is_listed(tmp_path):
+    rng = np.random.default_rng(0)
+    lows = {"eef_pos": 3, "eef_rot_axis_angle": 3, "gripper_width": 1, "demo_start_pose": 6}
+    arrays = {
+        f"robot{r}_{n}": rng.normal(size=(12, k)).astype(np.float32)
+        for r in (0, 1)
+        for n, k in lows.items()
+    }
+    arrays |= {f"camera{r}_rgb": frames() for r in (0, 1)}
+    buffer(tmp_path / "a.zarr", arrays)
+    summary = import_dataset(
+        [tmp_path / "a.zarr"], tmp_path / "out", read_layout("umi", task="fold it")
+    )
+    found = open_dataset(tmp_path / "out")
+    both = [arrays[f"robot{r}_{n}"] for r in (0, 1) for n in list(lows)[:3]]
+    np.testing.assert_array_equal(found.column("action"), np.concatenate(both, axis=1))
+    np.testing.assert_array_equal(found.column("observation.state"), found.column("action"))
+    assert found.cameras == ("observation.images.camera0", "observation.images.camera1")
+    assert summary.unused == ("robot0_demo_start_pose", "robot1_demo_start_pose")
