@@ -16,8 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-import tyro
-
 from models import load_policy
 from models.config import to_json
 from models.files.terminal import Console, Progress, guard_tracebacks
@@ -27,7 +25,7 @@ from parallel.trainer import check_start
 from sim.report.report import write_report
 from sim.suites import load_suite
 from tools.command_line.ending import in_a_line
-from tools.command_line.options import current_options
+from tools.command_line.options import cli, current_options
 from tools.recipes import training
 from tools.recipes.conditions import BESIDE, conditions, evaluate_all
 from tools.recipes.evaluation import report_of
@@ -161,7 +159,7 @@ def _make_room(config: DemoConfig) -> None:
 
 def main() -> None:
     """Command line."""
-    config = tyro.cli(
+    config = cli(
         DemoConfig,
         args=current_options(sys.argv[1:], DemoConfig),
         prog="python -m tools.demo",

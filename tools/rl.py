@@ -27,7 +27,7 @@ from parallel.hosts.watchdog import Watchdog
 from rl.config import RlConfig
 from rl.population.population import PopulationConfig
 from tools.command_line.ending import in_a_line
-from tools.command_line.options import current_options
+from tools.command_line.options import cli, current_options
 from tools.recipes.presets import take_preset
 from tools.recipes.rl import ALONE, RlPaths, run
 from tools.recipes.rl_presets import load_rl_preset
@@ -45,7 +45,7 @@ def parse(arguments: Sequence[str]) -> tuple[RlPaths, RlConfig, PopulationConfig
     ) -> tuple[RlPaths, RlConfig, PopulationConfig]:
         return paths, config, population
 
-    paths, config, population = tyro.cli(
+    paths, config, population = cli(
         command,
         args=current_options(arguments, RlConfig),
         description=__doc__,

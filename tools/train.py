@@ -24,7 +24,7 @@ from parallel.hosts import exits, inject
 from parallel.hosts.job import start
 from parallel.hosts.stop import leave_at_once
 from parallel.hosts.watchdog import Watchdog
-from tools.command_line.options import current_options
+from tools.command_line.options import cli, current_options
 from tools.recipes.presets import RunConfig, load_preset, take_preset
 from tools.recipes.training import ALONE, Paths, Process, run
 
@@ -41,7 +41,7 @@ def parse(arguments: Sequence[str]) -> tuple[Paths, RunConfig, Process]:
     ) -> tuple[Paths, RunConfig, Process]:
         return paths, config, process
 
-    paths, config, process = tyro.cli(
+    paths, config, process = cli(
         command,
         args=current_options(arguments, preset),
         description=__doc__,

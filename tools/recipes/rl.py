@@ -15,6 +15,7 @@ import tyro
 from models import Policy
 from models.checkpoints import own
 from models.config import from_json, model_config, to_json
+from models.files.address import parse
 from models.files.terminal import Console, say
 from parallel.evaluations import check_judged
 from parallel.hooks import Hook
@@ -137,7 +138,7 @@ def _run(
     content = {
         "model": to_json(policy.model.config),
         "rl": to_json(config),
-        "begun_from": str(paths.checkpoint.resolve()),
+        "begun_from": parse(paths.checkpoint).absolute,
     }
     if together:
         chosen = replace(population, turn=turn_of(population, config))

@@ -26,6 +26,7 @@ from models import PackedBatch, Policy, Processor
 from models.checkpoints.own import is_own
 from models.checkpoints.remote import local
 from models.config import from_json, to_json
+from models.files.address import parse
 from models.files.terminal import Console, say
 from models.flow import flow
 from models.inputs.tokenizer import SentencePiece
@@ -112,8 +113,8 @@ class Paths:
     @property
     def folder(self) -> Path:
         """Folder of the run."""
-        path = Path(self.data).resolve()
-        return self.out or Path("runs") / (path.stem if is_mixture(path) else path.name)
+        name = Path(parse(self.data).name)
+        return self.out or Path("runs") / (name.stem if is_mixture(name) else name)
 
 
 @dataclass(frozen=True)
