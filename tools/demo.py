@@ -19,6 +19,7 @@ from typing import Literal
 from models import load_policy
 from models.config import to_json
 from models.files.terminal import Console, Progress, guard_tracebacks
+from parallel.hosts import exits
 from parallel.mesh import make_mesh
 from parallel.runs.run_lock import LOCK_NAME, locked
 from parallel.trainer import check_start
@@ -97,7 +98,8 @@ def _run(config: DemoConfig, console: Console) -> dict[str, object]:
     with stage("train", f"Training the tiny VLA for {steps} steps on packed batches"):
         trained = training.run(training.Paths(str(dataset), config.out), preset, console)
     if not trained.finished:
-        raise KeyboardInterrupt
+        stopped = trained.exit_code == exits.UNFINISHED
+        raise exits.Terminated if stopped else KeyboardInterrupt
     with stage("evaluate", f"Evaluating on {config.evaluations} held-out starts"):
         policy = load_policy(config.out)
         suite = load_suite(f"tabletop-{config.task}")

@@ -36,7 +36,7 @@ class Address:
 
     @property
     def below(self) -> str:
-        """What follows the bucket, host or organisation; "" for all of it."""
+        """Names below the bucket, host or organisation; "" for all of it."""
         return self.place.partition("/")[2]
 
     @property

@@ -61,13 +61,15 @@ def current_options(arguments: Sequence[str], *kinds: Any, **renamed: str) -> li
     return found
 
 
-def with_value(arguments: Sequence[str], flag: str, value: str) -> list[str]:
-    """The arguments with a value after a flag that took none before, with a warning on stderr."""
+def with_value(arguments: Sequence[str], flag: str, value: str, warn: bool = True) -> list[str]:
+    """The arguments with a value after a flag that stands alone, with a warning on stderr where it
+    took none before."""
     found = list(arguments)
     if flag in found:
         at = found.index(flag) + 1
         if at == len(found) or found[at].startswith("--"):
-            _warned(flag, f"{flag} {value}")
+            if warn:
+                _warned(flag, f"{flag} {value}")
             found.insert(at, value)
     return found
 

@@ -19,11 +19,12 @@ from models.files.address import parse
 from models.files.terminal import Console, say
 from parallel.evaluations import check_judged
 from parallel.hooks import Hook
+from parallel.hosts.job import restarts
 from parallel.hosts.watchdog import note
 from parallel.runs.mirror import put_logs
 from parallel.runs.retention import Retention
 from parallel.runs.run_folder import CONFIG_NAME, Run, RunFolder, read_config
-from parallel.shell import opened
+from parallel.shell import Resume, opened
 from parallel.trackers.trackers import check_trackers
 from rl.checks import check_named, check_policy, one_group
 from rl.config import RlConfig
@@ -68,8 +69,8 @@ class RlPaths:
     models.load_policy reads and that comes with its preparation."""
     out: Path
     """Folder of the run."""
-    resume: bool = False
-    """Resume from the run's last checkpoint."""
+    resume: Resume = False
+    """Resume from the run's last checkpoint, as in tools.train."""
     mirror: str | None = None
     """Folder (s3://…, gs://…) to copy the run's checkpoints to, as in tools.train."""
     family: Path | None = None
@@ -99,7 +100,8 @@ def run(
     """
     note("preparing")
     check_trackers(paths.track)
-    with opened(paths.out, paths.resume, console, paths.mirror) as folder:
+    resume: Resume = paths.resume or ("auto" if restarts() else False)
+    with opened(paths.out, resume, console, paths.mirror) as folder:
         return _run(paths, config, console, population, folder)
 
 
