@@ -24,6 +24,7 @@ from orbax.checkpoint import v1 as ocp
 
 from models.checkpoints import digests
 from models.checkpoints.own import check_same, context, find, metadata, refuse, steps
+from models.files.address import whole
 from models.files.on_disk import to_disk
 from models.files.terminal import Console, harmless, logger
 from parallel.hosts.agreement import agree
@@ -61,7 +62,7 @@ class CheckpointWriter(AbstractContextManager["CheckpointWriter"]):
         console: Console | None = None,
         held: Callable[[], Collection[int]] = tuple,
     ) -> None:
-        self._directory = Path(directory).absolute()
+        self._directory = whole(directory)
         self._keep = keep if isinstance(keep, Retention) else Retention(keep)
         self._constant, self._on_saved = {"config": config, "assets": assets}, on_saved
         self._held = held
@@ -193,7 +194,7 @@ def copy(path: Path, directory: Path, keep: Retention = _ALONE) -> None:
     Raises:
       ValueError: the checkpoint is damaged.
     """
-    path, directory = Path(path).absolute(), Path(directory).absolute()
+    path, directory = whole(path), whole(directory)
     saving = directory / f".{path.name}{_SAVING}"
     _tidy(directory)
     shutil.copytree(path, saving, ignore=shutil.ignore_patterns(".nfs*"))
@@ -213,7 +214,7 @@ def newest_good(directory: Path, console: Console | None = None) -> int | None:
       ValueError: no checkpoint has digests; early versions wrote none.
       FileNotFoundError: there were checkpoints, but none is good.
     """
-    directory, console = Path(directory).absolute(), console or Console(quiet=True)
+    directory, console = whole(directory), console or Console(quiet=True)
 
     def look(_: object) -> str:
         """Steps saved, whether any can be verified, and what was set aside."""

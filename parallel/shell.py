@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from models.files.terminal import Console
 from parallel import checkpoint
@@ -30,6 +30,7 @@ from parallel.runs.run_folder import (
     check_folder,
     check_saved,
     check_steps_made,
+    holds_run,
     note_saved,
     write_config,
 )
@@ -37,16 +38,19 @@ from parallel.runs.run_lock import locked
 from parallel.trackers.trackers import Trackers
 
 Json = Any
+Resume = bool | Literal["auto"]
+"""Continue a run, or begin one; "auto": continue it if there is one, else begin."""
 
 
 @contextmanager
 def opened(
-    directory: Path, resume: bool, console: Console, mirror: str | None = None
+    directory: Path, resume: Resume, console: Console, mirror: str | None = None
 ) -> Iterator[RunFolder]:
     """A run's folder, kept from other runs and brought back from its mirror if need be. All hosts
     must call it.
 
     Args:
+      resume: "auto" resumes a run that is there, else begins one.
       mirror: URL of a folder where the run's checkpoints are also kept. If a run is in neither
         place, `resume` begins a new one.
 
@@ -58,7 +62,10 @@ def opened(
     """
     with locked(directory, console):
         if mirror is not None:
-            resume = begin(mirror, directory, resume, console)
+            resume = begin(mirror, directory, bool(resume), console)
+        elif resume == "auto":
+            found = agree("resume", "", lambda _: "yes" if holds_run(directory) else "no")
+            resume = found == "yes"
         check_folder(directory, resume)
         yield RunFolder(directory, resume, mirror)
 

@@ -21,6 +21,7 @@ from models.sharding import Rules
 from parallel import checkpoint
 from parallel.evaluations import HELD_OUT_LOSS, Evaluations, check_judged, made_late
 from parallel.hooks import Hook
+from parallel.hosts import exits
 from parallel.hosts.distributed import host_count, host_index
 from parallel.hosts.stop import UNLOGGED
 from parallel.loop import Loop, TrainerConfig
@@ -51,11 +52,13 @@ _ROLLBACKS = 3  # to the same checkpoint
 @dataclass(frozen=True)
 class TrainResult:
     """The state after `step` updates. `finished` is False if a signal ended the run early, but True
-    if the run stopped early because of its evaluations."""
+    if the run stopped early because of its evaluations. `exit_code`: of a process that only made
+    this run (`parallel.hosts.exits`)."""
 
     state: TrainState
     step: int
     finished: bool
+    exit_code: int = 0
 
 
 def train(
@@ -184,7 +187,8 @@ def train(
             )
         _say_early(loop.verdict, done, shell)
         console.print(shell.ledger.account.report(), soft_wrap=True, highlight=False)
-    return TrainResult(state, done, finished=ended)
+    code = 0 if ended or loop.stopped is None else exits.of_signal(loop.stopped[1])
+    return TrainResult(state, done, ended, code)
 
 
 def _say_early(verdict: str, done: int, shell: Shell) -> None:

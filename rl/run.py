@@ -16,6 +16,7 @@ from models.checkpoints import own
 from models.files.terminal import Console
 from parallel import checkpoint
 from parallel.hooks import Hook, due
+from parallel.hosts import exits
 from parallel.hosts.watchdog import note
 from parallel.monitor.metrics import MetricsWriter
 from parallel.monitor.progress import StepBar
@@ -61,11 +62,13 @@ class Placement(Protocol):
 
 @dataclass(frozen=True)
 class RlResult:
-    """The policy's parameters after `step` updates; not `finished` if a signal ended the run."""
+    """The policy's parameters after `step` updates; not `finished` if a signal ended the run.
+    `exit_code`: of a process that only made this run (`parallel.hosts.exits`)."""
 
     params: Params
     step: int
     finished: bool
+    exit_code: int = 0
 
 
 def improve(
@@ -209,7 +212,8 @@ def advance(
             shell.checkpoints.wait()
         ledger.spend("checkpoint")
     shell.end(done, done >= until)
-    return RlResult(place.state()["ema"], done, finished=done >= until)
+    code = 0 if done >= until else exits.of_signal(shell.stop.number)
+    return RlResult(place.state()["ema"], done, done >= until, code)
 
 
 _SAID = {

@@ -32,6 +32,7 @@ from models.files.terminal import Console, guard_tracebacks, say
 from parallel.checkpoint import CheckpointWriter, copy
 from parallel.monitor.metrics import read_metrics
 from tools.command_line.ending import in_a_line
+from tools.command_line.options import cli
 from tools.command_line.push import PushOptions, licence, push
 from tools.command_line.versions import own_version
 
@@ -298,7 +299,7 @@ def _evaluations(run: Path) -> dict[str, Any]:
 def main() -> None:
     """Command line."""
     with in_a_line():
-        app.cli(prog="python -m tools.checkpoint", description=__doc__)
+        cli(app, prog="python -m tools.checkpoint", description=__doc__)
 
 
 @dataclass(frozen=True)

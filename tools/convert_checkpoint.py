@@ -23,6 +23,7 @@ from models.formats import writers
 from models.inputs.processor import Processor
 from parallel.checkpoint import CheckpointWriter, steps
 from tools.command_line.ending import in_a_line
+from tools.command_line.options import cli
 from tools.recipes.policy import DEFAULTS, PolicyOptions, load
 
 
@@ -119,4 +120,4 @@ def _led(policy: Policy, processor: Processor) -> Processor:
 
 if __name__ == "__main__":
     guard_tracebacks()
-    tyro.cli(main, prog="python -m tools.convert_checkpoint", description=__doc__)
+    cli(main, prog="python -m tools.convert_checkpoint", description=__doc__)

@@ -28,11 +28,13 @@ from data.store.store import Encoding, build_store, damaged_store_files
 from data.validation.validate import validate
 from data.view.view import write_page, write_recording
 from models import Scaling
+from models.files.address import parse
 from models.files.terminal import Console, guard_tracebacks, say
 from models.files.whole_text import write_whole
 from tools.command_line.bars import progress, steps
 from tools.command_line.consent import consent
 from tools.command_line.ending import in_a_line
+from tools.command_line.options import cli
 from tools.command_line.push import PushOptions, licence, push
 from tools.command_line.versions import own_version
 from tools.datasets.browse import browse_command
@@ -50,7 +52,6 @@ from tools.datasets.shown import (
     show_statistics,
     warn_of_depth,
 )
-from tools.datasets.versions import absolute
 from tools.recipes.insulation import VOCABULARY, measured, opened, trained
 from tools.recipes.presets import load_preset
 
@@ -98,7 +99,7 @@ def validate_command(
     """
     console = console_for(data_format)
     with on_cluster(options, console, data_format), steps() as report:
-        problems = validate(absolute(path) if options.chosen else path, report, columns)
+        problems = validate(parse(path).absolute if options.chosen else path, report, columns)
     if json_file is not None:
         write_whole(json_file, json.dumps([asdict(p) for p in problems], indent=2) + "\n")
     errors = sum(problem.severity == "error" for problem in problems)
@@ -169,7 +170,9 @@ def stats_command(
         options: Work on a cluster.
     """
     console = console_for(data_format)
-    datasets = {path: open_dataset(absolute(path) if options.chosen else path) for path in paths}
+    datasets = {
+        path: open_dataset(parse(path).absolute if options.chosen else path) for path in paths
+    }
     robots: dict[str, list[str]] = {}
     for path, dataset in datasets.items():
         robots.setdefault(robot_of(dataset), []).append(path)
@@ -286,14 +289,14 @@ def convert_command(
     made = lake(options, console, [path], data_format=data_format)
     if to == "v3.0":
         with in_a_line(writing=out), made as note, progress("Copying") as report:
-            upgraded = upgrade(absolute(path), out, progress=report)
+            upgraded = upgrade(parse(path).absolute, out, progress=report)
             note(out)
         say(console, f"{out}: LeRobot v3.0, {upgraded.num_frames} frames.")
         return
     threads = running(in_threads(workers)) if workers and not options.chosen else nullcontext()
     kept = "The finished part of the store is kept; run the same command again to continue."
     with in_a_line(kept, writing=out), made as note, threads, progress("Decoding") as report:
-        dataset = open_dataset(absolute(path))
+        dataset = open_dataset(parse(path).absolute)
         warn_of_depth(console, dataset)
         store = build_store(dataset, out, image_size, encoding, report, resize)
         note(out)
@@ -391,4 +394,4 @@ def _plain(statistics: dict[str, Stats]) -> dict[str, dict[str, list]]:
 if __name__ == "__main__":
     guard_tracebacks()
     with in_a_line():
-        app.cli(prog="python -m tools.data", description=__doc__)
+        cli(app, prog="python -m tools.data", description=__doc__)

@@ -16,18 +16,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-import tyro
-
 from models import load_policy
 from models.config import to_json
 from models.files.terminal import Console, Progress, guard_tracebacks
+from parallel.hosts import exits
 from parallel.mesh import make_mesh
 from parallel.runs.run_lock import LOCK_NAME, locked
 from parallel.trainer import check_start
 from sim.report.report import write_report
 from sim.suites import load_suite
 from tools.command_line.ending import in_a_line
-from tools.command_line.options import current_options
+from tools.command_line.options import cli, current_options
 from tools.recipes import training
 from tools.recipes.conditions import BESIDE, conditions, evaluate_all
 from tools.recipes.evaluation import report_of
@@ -99,7 +98,8 @@ def _run(config: DemoConfig, console: Console) -> dict[str, object]:
     with stage("train", f"Training the tiny VLA for {steps} steps on packed batches"):
         trained = training.run(training.Paths(str(dataset), config.out), preset, console)
     if not trained.finished:
-        raise KeyboardInterrupt
+        stopped = trained.exit_code == exits.UNFINISHED
+        raise exits.Terminated if stopped else KeyboardInterrupt
     with stage("evaluate", f"Evaluating on {config.evaluations} held-out starts"):
         policy = load_policy(config.out)
         suite = load_suite(f"tabletop-{config.task}")
@@ -161,7 +161,7 @@ def _make_room(config: DemoConfig) -> None:
 
 def main() -> None:
     """Command line."""
-    config = tyro.cli(
+    config = cli(
         DemoConfig,
         args=current_options(sys.argv[1:], DemoConfig),
         prog="python -m tools.demo",

@@ -13,11 +13,9 @@ resumes, and a larger --episodes adds to the episodes that are there.
 
 import sys
 
-import tyro
-
 from models.files.terminal import Console, guard_tracebacks
 from tools.command_line.ending import in_a_line
-from tools.command_line.options import current_options
+from tools.command_line.options import cli, current_options
 from tools.recipes import open_loop
 from tools.recipes.evaluation import JOURNAL, EvaluateConfig, run
 from tools.recipes.open_loop import OpenLoopConfig
@@ -28,12 +26,12 @@ _PROGRAM = "python -m tools.evaluate"
 def main() -> None:
     """Command line."""
     if any(argument.partition("=")[0] == "--data" for argument in sys.argv[1:]):
-        look = tyro.cli(OpenLoopConfig, prog=_PROGRAM, description=open_loop.__doc__)
+        look = cli(OpenLoopConfig, prog=_PROGRAM, description=open_loop.__doc__)
         with in_a_line(writing=look.out):
             open_loop.run(look, Console())
         return
     arguments = current_options(sys.argv[1:], EvaluateConfig, steps="euler_steps")
-    config = tyro.cli(EvaluateConfig, args=arguments, prog=_PROGRAM, description=__doc__)
+    config = cli(EvaluateConfig, args=arguments, prog=_PROGRAM, description=__doc__)
     journal = config.out / JOURNAL
     kept = f"Finished episodes are kept in {journal}; run the same command again to continue."
     with in_a_line(kept, writing=config.out):

@@ -18,6 +18,7 @@ import tyro
 from models.files.terminal import guard_tracebacks, harmless
 from parallel.hosts import exits
 from parallel.hosts.supervisor import LaunchPlan, supervise
+from tools.command_line.options import cli
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,7 @@ def main() -> None:
     """Command line."""
     arguments = sys.argv[1:]
     at = arguments.index("--") if "--" in arguments else len(arguments)
-    options = tyro.cli(
-        Options, args=arguments[:at], description=__doc__, prog="python -m tools.launch"
-    )
+    options = cli(Options, args=arguments[:at], description=__doc__, prog="python -m tools.launch")
     command = arguments[at + 1 :]
     if not command:
         print("error: give the command to run after --.", file=sys.stderr)

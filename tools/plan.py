@@ -42,6 +42,7 @@ from parallel.planning.reliability import Recovery, daly, goodput, mean_time_bet
 from parallel.planning.report import as_json as explained_as_json
 from parallel.planning.report import show
 from parallel.planning.scaling import curve
+from tools.command_line.options import cli
 from tools.recipes.presets import load_preset
 from tools.recipes.scaling import SIZES, markdown, write
 
@@ -413,6 +414,6 @@ def _write(path: Path, rows: Sequence[dict[str, Any]], top: int) -> None:
 if __name__ == "__main__":
     guard_tracebacks()
     try:
-        tyro.cli(main, prog="python -m tools.plan", description=__doc__)
+        cli(main, prog="python -m tools.plan", description=__doc__)
     except (ValueError, FileNotFoundError, ImportError) as error:
         sys.exit(harmless(f"error: {error}"))

@@ -33,6 +33,7 @@ from models.model import bind_processor, quantize_params, require
 from models.requests import Request
 from parallel.planning.random_batch import random_batch
 from tools.command_line.ending import in_a_line
+from tools.command_line.options import cli
 from tools.convert_checkpoint import convert
 from tools.recipes.bound_recording import bound, opened, recorded_requests
 from tools.recipes.policy import DEFAULTS, PolicyOptions, load
@@ -206,4 +207,4 @@ def _calibrated(
 
 if __name__ == "__main__":
     guard_tracebacks()
-    tyro.cli(main, prog="python -m tools.quantize", description=__doc__)
+    cli(main, prog="python -m tools.quantize", description=__doc__)

@@ -11,12 +11,10 @@ counted. An episode is on disk when it ends, and --resume continues an interrupt
 
 import sys
 
-import tyro
-
 from models.files.terminal import Console, guard_tracebacks
 from tools.command_line.bars import progress
 from tools.command_line.ending import in_a_line
-from tools.command_line.options import current_options
+from tools.command_line.options import cli, current_options
 from tools.recipes.recording import RecordConfig, record_dataset
 
 
@@ -44,4 +42,4 @@ if __name__ == "__main__":
     with in_a_line():
         arguments = current_options(sys.argv[1:], RecordConfig)
         prog = "python -m tools.record"
-        main(tyro.cli(RecordConfig, args=arguments, prog=prog, description=__doc__), Console())
+        main(cli(RecordConfig, args=arguments, prog=prog, description=__doc__), Console())

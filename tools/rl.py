@@ -27,8 +27,8 @@ from parallel.hosts.watchdog import Watchdog
 from rl.config import RlConfig
 from rl.population.population import PopulationConfig
 from tools.command_line.ending import in_a_line
-from tools.command_line.options import current_options
-from tools.recipes.presets import take_preset
+from tools.command_line.options import cli, current_options, with_value
+from tools.recipes.presets import shortened, take_preset
 from tools.recipes.rl import ALONE, RlPaths, run
 from tools.recipes.rl_presets import load_rl_preset
 
@@ -45,13 +45,16 @@ def parse(arguments: Sequence[str]) -> tuple[RlPaths, RlConfig, PopulationConfig
     ) -> tuple[RlPaths, RlConfig, PopulationConfig]:
         return paths, config, population
 
-    paths, config, population = tyro.cli(
+    paths, config, population = cli(
         command,
-        args=current_options(arguments, RlConfig),
+        args=current_options(with_value(arguments, "--resume", "True", warn=False), RlConfig),
         description=__doc__,
         prog="python -m tools.rl --preset NAME",
     )
-    return replace(paths, preset=name), config, population
+    learner = config.learner
+    optimizer = shortened(learner.optimizer, config.learner_steps, arguments, "learner.")
+    learner = replace(learner, optimizer=optimizer)
+    return replace(paths, preset=name), replace(config, learner=learner), population
 
 
 def main() -> None:
@@ -65,7 +68,8 @@ def main() -> None:
         ),
         leave_at_once(),
     ):
-        run(paths, config, Console(), population)
+        result = run(paths, config, Console(), population)
+    sys.exit(result.exit_code)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import tyro
 
 from models.files.terminal import guard_tracebacks, harmless
 from tools.command_line.ending import in_a_line
+from tools.command_line.options import cli
 from tools.recipes.rl_figures import write_comparison
 
 
@@ -34,4 +35,4 @@ def main(
 
 if __name__ == "__main__":
     guard_tracebacks()
-    tyro.cli(main, prog="python -m tools.rl_curves", description=__doc__)
+    cli(main, prog="python -m tools.rl_curves", description=__doc__)

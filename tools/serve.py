@@ -21,12 +21,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import tyro
-
 from models import Policy
 from models.files.terminal import Console, Progress, guard_tracebacks, harmless, logger
 from models.flow.realtime_chunking import Chunking
-from tools.command_line.options import current_options, with_value
+from tools.command_line.options import cli, current_options, with_value
 from tools.recipes.policy import LoadConfig
 from tools.serving.engine import Engine
 from tools.serving.limits import Limits
@@ -250,9 +248,7 @@ def main() -> None:
     try:
         given = with_value(sys.argv[1:], "--chunking", "guided")
         arguments = current_options(given, ServeConfig, steps="euler_steps")
-        config = tyro.cli(
-            ServeConfig, args=arguments, prog="python -m tools.serve", description=__doc__
-        )
+        config = cli(ServeConfig, args=arguments, prog="python -m tools.serve", description=__doc__)
         cut_off = run(config, Console())
     except (ValueError, OSError) as error:
         sys.exit(harmless(f"error: {error}"))

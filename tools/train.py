@@ -24,8 +24,8 @@ from parallel.hosts import exits, inject
 from parallel.hosts.job import start
 from parallel.hosts.stop import leave_at_once
 from parallel.hosts.watchdog import Watchdog
-from tools.command_line.options import current_options
-from tools.recipes.presets import RunConfig, load_preset, take_preset
+from tools.command_line.options import cli, current_options, with_value
+from tools.recipes.presets import RunConfig, given, load_preset, shortened, take_preset
 from tools.recipes.training import ALONE, Paths, Process, run
 
 
@@ -41,12 +41,17 @@ def parse(arguments: Sequence[str]) -> tuple[Paths, RunConfig, Process]:
     ) -> tuple[Paths, RunConfig, Process]:
         return paths, config, process
 
-    paths, config, process = tyro.cli(
+    paths, config, process = cli(
         command,
-        args=current_options(arguments, preset),
+        args=current_options(with_value(arguments, "--resume", "True", warn=False), preset),
         description=__doc__,
         prog="python -m tools.train --preset NAME",
     )
+    trainer = config.trainer
+    optimizer = shortened(config.optimizer, trainer.train_steps, arguments)
+    if not (given(arguments, "trainer.eval-every") or trainer.keep_best or trainer.patience):
+        trainer = replace(trainer, eval_every=min(trainer.eval_every, trainer.train_steps))
+    config = replace(config, optimizer=optimizer, trainer=trainer)
     return replace(paths, preset=name), config, process
 
 
@@ -63,7 +68,8 @@ def main() -> None:
         sys.exit(exits.INTERRUPTED)
     with Watchdog(paths.folder, process.stall_seconds), leave_at_once():
         inject.arm(process.inject, paths.folder)
-        run(paths, config)
+        result = run(paths, config)
+    sys.exit(result.exit_code)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ copied. The result appears when it is complete; after an interruption, the same 
 """
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -18,6 +17,7 @@ from data.edit.write import JOURNAL, Progress, described, write_plan
 from data.files.exchange import exchange
 from data.files.partial import partial_of
 from data.lerobot.dataset import LeRobotDataset
+from models.files.address import parse, whole
 
 
 def edit_dataset(
@@ -49,7 +49,7 @@ def edit_dataset(
 
     After an error, finished files stay in `<out>.partial`, which is removed if there are none.
     """
-    out = Path(os.path.abspath(out))
+    out = whole(out)
     in_place = _is_in_place(paths, out)
     old, partial = out.with_name(out.name + ".old"), partial_of(out)
     limits = {"data_megabytes": data_megabytes, "video_megabytes": video_megabytes}
@@ -70,8 +70,10 @@ def edit_dataset(
         raise ValueError(f"{out}: cannot be split in place; give another folder for the splits.")
     plans = plan_edit([LeRobotDataset(path) for path in paths], edit)
     frames, before = sum(plan.work for plan in plans.values()), 0
-    whole = FileJournal(partial / JOURNAL, _about(plans, limits)) if edit.splits else nullcontext()
-    with whole:
+    journal = (
+        FileJournal(partial / JOURNAL, _about(plans, limits)) if edit.splits else nullcontext()
+    )
+    with journal:
         for name, plan in plans.items():
 
             def told(done: int, total: int, before: int = before) -> None:
@@ -107,7 +109,7 @@ def _remove_journals(out: Path) -> None:
 
 def _is_in_place(paths: Sequence[str | Path], out: Path) -> bool:
     """True if the only dataset is at `out`; raises ValueError if it is one of several."""
-    same = ["://" not in str(path) and Path(path).resolve() == out.resolve() for path in paths]
+    same = [parse(path).same_as(out) for path in paths]
     if any(same) and len(same) > 1:
         raise ValueError(f"{out}: is one of the datasets to join; choose another folder for out.")
     return any(same)

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import unquote
 
 import huggingface_hub
 from fsspec.utils import glob_translate
@@ -24,7 +23,9 @@ from huggingface_hub import errors as hub_errors
 
 from data.errors import DatasetError, MissingFileError, short
 from data.files.names import file_within
+from models.files.address import parse
 from models.files.bucket import VERSION_KEYS, file_system
+from models.files.hub import HubPlace
 from models.files.user_cache import user_cache
 from models.files.whole_text import replacing
 
@@ -83,14 +84,15 @@ def open_folder(url: str | Path) -> Folder:
     Raises:
       MissingFileError: no such repository or revision, or it is not cached and the hub is offline.
       DatasetError: the hub cannot be reached, or access is denied.
-      ValueError: fsspec does not know the protocol, or lacks a package for it.
+      ValueError: as `models.files.address.parse`, or fsspec does not know the protocol, or lacks a
+        package for it.
     """
-    text = str(url)
-    if text.startswith("hf://"):
-        return _open_hub(text)
-    if "://" in text and not text.startswith("file://"):
-        return _open_bucket(text)
-    return LocalFolder(Path(text.removeprefix("file://")))
+    address = parse(url)
+    if address.protocol == "hf":
+        return _open_hub(str(address))
+    if address.is_remote:
+        return _open_bucket(str(address))
+    return LocalFolder(address.path)
 
 
 @dataclass(frozen=True)
@@ -262,13 +264,9 @@ class BucketFolder:
 
 
 def _open_hub(url: str) -> HubFolder:
-    parts = url.removeprefix("hf://").removeprefix("datasets/").strip("/").split("/")
-    name, _, revision = parts[1].partition("@") if len(parts) > 1 else ("", "", "")
-    if not (parts[0] and name):
-        raise ValueError(f"{url}: expected hf://organisation/name, optionally with @revision.")
-    repository, commit = f"{parts[0]}/{name}", unquote(revision) or "main"
-    folder = "/".join(parts[2:])
-    about: dict[str, Any] = {"repo_type": "dataset", "revision": commit}
+    place = HubPlace.parse(url, "dataset")
+    repository = place.repository
+    about: dict[str, Any] = {"repo_type": "dataset", "revision": place.revision}
     fetch = {**about, "allow_patterns": list(_DESCRIPTIONS)}
     with _hub_errors(url):
         try:
@@ -288,12 +286,12 @@ def _open_hub(url: str) -> HubFolder:
     else:
         cached = (path for path in snapshot.rglob("*") if path.is_file())
         sizes = {path.relative_to(snapshot).as_posix(): path.stat().st_size for path in cached}
-    return HubFolder(url.rstrip("/"), repository, snapshot, folder, sizes)
+    return HubFolder(url, repository, snapshot, place.folder, sizes)
 
 
 def _open_bucket(url: str) -> BucketFolder:
     _, root = file_system(url)
-    return BucketFolder(url.rstrip("/"), root, user_cache("files"))
+    return BucketFolder(url, root, user_cache("files"))
 
 
 def _inside(url: str, name: str) -> str:

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Int64, UInt8
 from data.columns import arrow_type
 from data.dataset import LoadedEpisode, Subtasks, card
 from data.errors import DatasetError, MissingFileError
-from data.files.folder import Folder, open_folder
+from data.files.folder import open_folder
 from data.lerobot import subtasks
 from data.lerobot.metadata import (
     VISUAL,
@@ -36,6 +36,7 @@ from data.lerobot.v30 import MetadataV30
 from data.video.seek import seek_table
 from data.video.still_images import decode, encoded
 from data.video.video import VideoReader
+from models.files.address import parse, whole
 
 VERSION = "v3.0"
 
@@ -56,9 +57,12 @@ class LeRobotDataset:
         episodes: Sequence[int] | None = None,
         subtask_column: str = "",
     ) -> None:
-        self.folder: Folder = open_folder(path)
-        self.root: Any = Path(path) if isinstance(path, Path) or "://" not in path else path
-        self.name = _name(self.folder.url)
+        address, self.folder = parse(path), open_folder(path)
+        self.root: Any = address.path if not address.is_remote else str(address)
+        hub = address.protocol == "hf"  # named by organisation and name
+        self.name = (
+            "/".join(str(address).partition("@")[0].split("/")[-2:]) if hub else address.name
+        )
         self.info = read_info(self.folder)
         self.fps: float = self.info["fps"]
         self.features: dict[str, dict[str, Any]] = self.info["features"]
@@ -81,7 +85,7 @@ class LeRobotDataset:
         return card(self, self.tasks.values())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        root = self.root if "://" in str(self.root) else Path(self.root).absolute()
+        root = self.root if isinstance(self.root, str) else whole(self.root)
         return LeRobotDataset, (root, self._selected, self._subtask_column)
 
     def with_subtask_column(self, subtask_column: str) -> "LeRobotDataset":
@@ -429,9 +433,3 @@ class LeRobotDataset:
         if not 0 <= i < self.num_episodes:
             raise IndexError(f"{self.root}: no episode {i}; there are {self.num_episodes}.")
         return int(self._chosen[i])
-
-
-def _name(url: str) -> str:
-    """The last part of a path, organisation and name of a repository."""
-    parts = url.partition("@")[0].rstrip("/").split("/")
-    return "/".join(parts[-2:]) if url.startswith("hf://") else Path(url).resolve().name

@@ -22,6 +22,7 @@ from data.mixture.trust import Consent, remembered
 from data.packing.curriculum import Weight, stages, wrong_weight
 from models import Scaling
 from models.config import from_json
+from models.files.address import parse
 
 _PREFIX = "observation.images."
 
@@ -132,7 +133,7 @@ def read_mixture(data: str | Path, consent: Consent = remembered) -> Mixture:
     mixture = from_json(Mixture, value, str(path))
 
     def beside(name: str) -> str:
-        return name if not name or "://" in name else str(path.parent / name)
+        return name if not name or parse(name).is_remote else str(path.parent / name)
 
     datasets = (
         replace(

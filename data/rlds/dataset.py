@@ -26,6 +26,7 @@ from data.rlds.features import STEPS, Leaf, decode_column, decode_pictures, read
 from data.rlds.index import Index, find_index, read_episode
 from data.rlds.tf_example import feature_spans, feature_values
 from data.rlds.tfrecord import RecordSpan
+from models.files.address import parse
 from models.files.terminal import logger
 from models.files.user_cache import user_cache
 
@@ -73,7 +74,7 @@ class RldsDataset:
     def __init__(self, path: str | Path, fps: float, split: str, cache_dir: Path) -> None:
         self.fps, self.split, self._cache_dir = fps, split, cache_dir
         self.folder = open_folder(path)
-        self.root: Any = Path(path) if isinstance(path, Path) or "://" not in path else path
+        self.root: Any = str(address) if (address := parse(path)).is_remote else address.path
         self._info_path = self.folder.path(_INFO)
         self._info, features = (_json(self.folder, name) for name in (_INFO, _FEATURES))
         with naming_damage(self.folder.path(_FEATURES), "file", _AGAIN, caught=(ValueError,)):

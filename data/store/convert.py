@@ -39,6 +39,7 @@ from data.frames import fit_of
 from data.lake.ranges import shard_episodes
 from data.store import tables
 from models.config import to_json
+from models.files.address import whole
 from models.inputs.parts import part_class
 from models.inputs.pictures import PictureFit, Size, in_grey_levels, shape_of
 
@@ -207,7 +208,7 @@ def convert(
         told(sum(part.pictures for part in parts if part.manifest in finished))
         todo = [part for part in parts if part.manifest not in finished]
         if isinstance(folder, LocalFolder):  # others may have another working directory
-            folder = LocalFolder(folder.root.absolute())
+            folder = LocalFolder(whole(folder.root))
         here = in_threads(max(1, (os.cpu_count() or 1) // 4))
         for _ in run_job(PartMaking(dataset, settings, folder), todo, told, here):
             pass

@@ -23,6 +23,7 @@ from data.files.folder import Folder, LocalFolder
 from data.files.names import path_within
 from data.frames import usual_columns
 from data.statistics import stats
+from models.files.address import whole
 from models.files.terminal import logger
 
 EPISODES, PROMPTS, STATS = "episodes.npz", "prompts.json", "stats.json"
@@ -220,7 +221,7 @@ def _zarr(folder: Path, name: str, shape: tuple[int, int]) -> dict[str, Any]:
         "driver": "zarr3",
         "kvstore": {
             "driver": "file",
-            "path": f"{path_within(folder, f'columns/{name}').absolute()}/",
+            "path": f"{whole(path_within(folder, f'columns/{name}'))}/",
         },
         "store_data_equal_to_fill_value": True,
         "metadata": {

@@ -8,6 +8,8 @@ not known is left out.
 from collections.abc import Mapping
 from typing import Any
 
+from models.files.address import parse
+from models.files.hub import HubPlace
 from models.files.markdown import cell, front_matter
 
 Json = Any
@@ -34,14 +36,14 @@ def model_card(
       dataset: the dataset that it was trained on.
     """
     model = config.get("model", {})
-    family, name = model.get("family"), url.rpartition("/")[2]
+    family, name = model.get("family"), parse(url).name
     matter: dict[str, Any] = {
         "license": licence,
         "pipeline_tag": "robotics",
         "tags": ["robotics", "vision-language-action", "chiliad", *([family] if family else [])],
     }
-    if dataset and dataset.startswith("hf://"):
-        matter["datasets"] = [dataset.removeprefix("hf://").partition("@")[0]]
+    if dataset and parse(dataset).protocol == "hf":
+        matter["datasets"] = [HubPlace.parse(dataset, "dataset").repository]
     facts = [
         ("Model", family),
         ("Steps trained", step or None),

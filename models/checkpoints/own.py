@@ -19,6 +19,7 @@ from orbax.checkpoint import v1 as ocp
 from models.checkpoints import digests
 from models.checkpoints.declared import check_declared
 from models.checkpoints.remote import local
+from models.files.address import whole
 from models.layers.float8.fp8 import HISTORY_LEAF
 from models.sharding import named_leaves, path_name, placed
 
@@ -56,7 +57,7 @@ def find(path: Path) -> Path:
     Raises:
       FileNotFoundError: there is none.
     """
-    path = local(path).absolute()
+    path = whole(local(path))
     if _is_checkpoint(path):
         return path
     for directory in (path, path / "checkpoints"):

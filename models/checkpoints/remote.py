@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from models.files.address import Address, parse
 from models.files.bounds import check_name
 from models.files.bucket import Bucket, StoredFile
 from models.files.hub import fetch_model
@@ -21,8 +22,6 @@ from models.files.user_cache import user_cache
 
 Wanted = Literal["policy", "statistics"]
 
-_URL = re.compile(r"([a-z][a-z0-9+.]+):/+(.+)")
-"""Form of a URL, also of one that lost a slash in pathlib."""
 _WHOLE = re.compile(r"((?:checkpoints/)?(\d+)/)digests\.json")
 _OURS = re.compile(r"(checkpoints/)?\d+/state/.*")
 _WEIGHTS = re.compile(r"(params/)?_METADATA|digests\.json|.*\.safetensors")
@@ -32,18 +31,6 @@ _UNNEEDED = re.compile(
     r"|.*\.(bin|ckpt|gif|h5|joblib|mp4|msgpack|npy|npz|onnx|pickle|pkl|pt|pth|py)"
 )
 """Optimizer states, videos, and files of weights in formats that run code or that nothing reads."""
-
-
-def is_remote(path: Path | str) -> bool:
-    """True for a URL, also for one that has become a Path (s3:/bucket/run)."""
-    found = _URL.fullmatch(str(path))
-    return found is not None and found[1] != "file" and not Path(path).exists()
-
-
-def url_of(path: Path | str) -> str:
-    """The URL as it was typed, before it became a Path."""
-    found = _URL.fullmatch(str(path))
-    return f"{found[1]}://{found[2]}" if found and is_remote(path) else str(path)
 
 
 def local(path: Path | str, wanted: Wanted = "policy") -> Path:
@@ -58,17 +45,16 @@ def local(path: Path | str, wanted: Wanted = "policy") -> Path:
       ValueError: it is not a URL that can be read, or lists a name that leads out of its folder.
       OSError: it cannot be reached, access is refused, or it changed during the download.
     """
-    if not is_remote(path):
-        found = _URL.fullmatch(str(path))
-        return Path(f"/{found[2]}") if found and found[1] == "file" else Path(path)
-    url = url_of(path).rstrip("/")
+    address = parse(path)
+    if not address.is_remote:
+        return address.path
 
     def choose(names: Mapping[str, object]) -> list[str]:
-        return needed(url, list(names), wanted)
+        return needed(str(address), list(names), wanted)
 
-    if url.startswith("hf://"):
-        return fetch_model(url, choose)
-    return _fetched(url, choose)
+    if address.protocol == "hf":
+        return fetch_model(str(address), choose)
+    return _fetched(address, choose)
 
 
 def needed(url: str, names: Sequence[str], wanted: Wanted = "policy") -> list[str]:
@@ -98,14 +84,14 @@ def needed(url: str, names: Sequence[str], wanted: Wanted = "policy") -> list[st
     return [name for name in names if not _UNNEEDED.fullmatch(name)]
 
 
-def _fetched(url: str, choose: Callable[[Mapping[str, StoredFile]], list[str]]) -> Path:
+def _fetched(address: Address, choose: Callable[[Mapping[str, StoredFile]], list[str]]) -> Path:
+    url, place = str(address), address.place
     bucket = Bucket(url)
     listed = bucket.list()
     if not listed:
         raise FileNotFoundError(f"{url}: is empty or not there; check the name.")
     names = [""] if list(listed) == [""] else choose(listed)
     files = {name: listed[name] for name in names}
-    place = url.partition("://")[2]
     check_name("A checkpoint's URL", place, nested=True)
     content = hashlib.sha256(repr((url, sorted(files.items()))).encode()).hexdigest()[:16]
     folder = user_cache("checkpoints") / content

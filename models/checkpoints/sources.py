@@ -20,6 +20,7 @@ from jaxtyping import Shaped
 from models.checkpoints.declared import check_declared
 from models.checkpoints.rename import Shape
 from models.checkpoints.safetensors_format import map_file
+from models.files.address import whole
 from models.files.bounds import check_name
 from models.files.foreign_json import read_json, section
 
@@ -69,7 +70,7 @@ def open_orbax(path: Path) -> CheckpointSource:
       ValueError: no Orbax arrays are in it, they cannot be opened, or they declare far more than
         the files hold.
     """
-    path = Path(path).absolute()
+    path = whole(path)
     if not path.is_dir():
         raise FileNotFoundError(f"{path} is not a directory; give an Orbax checkpoint.")
     directory = path / "params" if (path / "params").is_dir() else path
@@ -98,7 +99,7 @@ def open_safetensors(path: Path) -> CheckpointSource:
       FileNotFoundError: there is none, or a shard is missing.
       ValueError: a file is damaged or of a data type that is not known.
     """
-    path = Path(path).absolute()
+    path = whole(path)
     names = ("model.safetensors.index.json", "model.safetensors")
     if path.is_dir():
         file = next((path / name for name in names if (path / name).is_file()), None)

@@ -16,6 +16,7 @@ from typing import Any
 import fsspec
 from fsspec.registry import known_implementations
 
+from models.files.address import parse
 from models.files.bounds import check_name
 from models.files.terminal import first_line
 
@@ -145,20 +146,14 @@ def file_system(url: str) -> tuple[Any, str]:
     """The fsspec file system of a URL, and the folder's path in it.
 
     Raises:
-      ValueError: the URL is a chain of several, fsspec does not know the protocol, or lacks a
+      ValueError: as `models.files.address.parse`, or fsspec does not know the protocol, or lacks a
         package for it.
     """
-    protocol = url.partition("://")[0]
-    # chains and references name files with templates, which are programs
-    if "::" in url or protocol == "reference":
-        raise ValueError(
-            f"{url}: chained fsspec URLs and reference:// are not supported; give the URL of one "
-            "folder."
-        )
+    address = parse(url)
     try:
-        files, root = fsspec.core.url_to_fs(url)
+        files, root = fsspec.core.url_to_fs(address.url)
     except ImportError:
-        hint = known_implementations[protocol].get("err", "install fsspec's package for it")
+        hint = known_implementations[address.protocol].get("err", "install fsspec's package for it")
         raise ValueError(f"{url}: a Python package is missing: {hint}.") from None
     except ValueError as error:
         raise ValueError(

@@ -18,6 +18,7 @@ import huggingface_hub
 from huggingface_hub import errors as hub_errors
 from huggingface_hub.hf_api import RepoFile
 
+from models.files.address import parse
 from models.files.bounds import check_name
 from models.files.terminal import first_line
 
@@ -41,7 +42,7 @@ class HubPlace:
         Raises:
           ValueError: the URL is of another form, or of the other kind of repository.
         """
-        text = url.removeprefix("hf://").strip("/")
+        text = parse(url).place
         for other in ("model", "dataset"):
             if text.startswith(f"{other}s/"):
                 if other != kind:

@@ -4,6 +4,7 @@ codes."""
 import errno
 import os
 import re
+import signal
 from pathlib import Path
 
 FAILED = 1
@@ -16,8 +17,13 @@ PEER_LOST = 43
 """Another process of the job failed."""
 NON_FINITE = 44
 """A loss was not finite, and the run was not set to continue."""
+UNFINISHED = 75
+"""Told to stop by SIGTERM before the end; what was made is kept, and the same command, started
+again, continues (EX_TEMPFAIL)."""
 INTERRUPTED = 130
-"""Ctrl-C, pressed a second time or before anything was trained."""
+"""Ctrl-C before the end; what was made is kept, after a second one up to the last checkpoint."""
+ORDERLY = (UNFINISHED, INTERRUPTED)
+"""Codes of processes that were told to stop and did: no failures, and nothing to restart."""
 
 _REMEDIES = {
     errno.ENOSPC: "make room",
@@ -40,12 +46,21 @@ _REMEDIES = {
 """Remedies for the errors that a disk, a file system or its permissions cause."""
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, in work that ends as it does by Ctrl-C."""
+
+
+def of_signal(number: int) -> int:
+    """Exit code of a process that a signal told to stop, 0 if none did (0)."""
+    return {0: 0, signal.SIGINT: INTERRUPTED}.get(number, UNFINISHED)
+
+
 def code(error: BaseException, begun: bool) -> int:
     """Exit code of a process that ends with an error: the error's own `exit_code` if it has one.
     `REFUSED` is only for errors before training has begun, since a full disk is a ValueError
     too."""
     if isinstance(error, KeyboardInterrupt):
-        return INTERRUPTED
+        return UNFINISHED if isinstance(error, Terminated) else INTERRUPTED
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else FAILED if error.code else 0
     refused = not begun and isinstance(error, ValueError | FileNotFoundError)

@@ -16,7 +16,9 @@ from parallel.hosts import coordination
 COORDINATOR, PROCESSES, RANK = "CHILIAD_COORDINATOR", "CHILIAD_PROCESSES", "CHILIAD_RANK"
 """Environment variables in which `tools.launch` gives a process its place in the job."""
 RESTARTS = "CHILIAD_RESTARTS"
-"""Environment variable for the number of times that `tools.launch` has restarted this run."""
+"""Environment variable for the number of times that this run was restarted: by `tools.launch`, and
+by the scheduler before."""
+_SLURM_RESTARTS = "SLURM_RESTART_COUNT"
 DEVICES = "JAX_LOCAL_DEVICE_IDS"
 """JAX's environment variable for the accelerators of its machine that belong to a process."""
 
@@ -131,9 +133,9 @@ def check_address(where: str) -> None:
 
 
 def restarts() -> int:
-    """Number of times that `tools.launch` has restarted this run; a restarted run resumes where it
-    was."""
-    return _number(RESTARTS) or 0
+    """Number of times that this run was restarted, by `tools.launch` or SLURM; a restarted run
+    resumes where it was."""
+    return _number(RESTARTS if RESTARTS in os.environ else _SLURM_RESTARTS) or 0
 
 
 def first_host_first(work: Callable[[], T]) -> T:

@@ -13,6 +13,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 from typing import Any
 
+from parallel.hosts import exits
+
 UNLOGGED = 1000
 """The `number` of a run that stops because its logs cannot be written; no signal has this
 number."""
@@ -45,14 +47,32 @@ class StopSignals:
 
 @contextmanager
 def leave_at_once() -> Iterator[None]:
-    """Context manager (in the main thread) in which SIGTERM ends the program with exit code 0; for
-    the time before and after training, when there is nothing to save."""
+    """Context manager (in the main thread) in which SIGTERM ends the program with
+    `exits.UNFINISHED`; for the time before and after training, when there is nothing to save."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         _say(b"\nStopped by SIGTERM; there was nothing to save.\n")
-        sys.exit(0)
+        sys.exit(exits.UNFINISHED)
 
     with handled(leave, signal.SIGTERM):
+        yield
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Context manager in which the first SIGTERM raises `exits.Terminated`, and work ends as by
+    Ctrl-C. Does nothing outside of the main thread."""
+    told: list[int] = []
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        told.append(number)
+        if len(told) == 1:
+            raise exits.Terminated
+
+    if threading.current_thread() is threading.main_thread():
+        with handled(terminate, signal.SIGTERM):
+            yield
+    else:
         yield
 
 

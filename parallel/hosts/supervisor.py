@@ -62,7 +62,8 @@ class LaunchPlan:
 
 @dataclass(frozen=True)
 class ProcessFailure:
-    """The first cause of a failure: the rank, what happened to it, and the matching exit code."""
+    """The first cause of a failure, or of an orderly stop: the rank, what happened to it, and the
+    matching exit code."""
 
     rank: int
     what: str
@@ -73,7 +74,8 @@ def supervise(plan: LaunchPlan) -> int:
     """Runs the job to its end; returns its exit code, which is that of the first cause if it
     failed.
 
-    SIGTERM and Ctrl-C go to all processes, which then save and end; a second Ctrl-C kills them.
+    SIGTERM and Ctrl-C go to all processes, which then save and end; a second Ctrl-C kills them. A
+    job that stopped so is not restarted (`exits.ORDERLY`): who stopped it starts it again.
 
     Raises:
       ValueError: the numbers do not fit each other or this machine.
@@ -84,7 +86,7 @@ def supervise(plan: LaunchPlan) -> int:
     signals, attempt = _Forwarded(), 0
     with handled(signals.forward, signal.SIGTERM, signal.SIGINT):
         while failure := _Attempt(plan, slots, attempt, available, signals).run():
-            hopeless = failure.code in (exits.REFUSED, exits.NON_FINITE, exits.INTERRUPTED)
+            hopeless = failure.code in (exits.REFUSED, exits.NON_FINITE, *exits.ORDERLY)
             if signals.count or hopeless or attempt == plan.max_restarts:
                 return failure.code
             slots, attempt = _next_slots(plan, slots, failure.rank), attempt + 1
@@ -156,9 +158,10 @@ class _Attempt:
         self._first = self.plan.node * self.plan.processes
         self._tails = [deque[str](maxlen=_TAIL) for _ in self.slots]
         self._ended: queue.Queue[int] = queue.Queue()
+        self._told: int | None = None
 
     def run(self) -> ProcessFailure | None:
-        """The first cause of a failure; None if all processes ended well."""
+        """The first cause of an end before the job's; None if all processes ended well."""
         with tempfile.TemporaryDirectory(prefix="launch-") as scratch, socket.socket() as holder:
             self._report = Path(scratch) / "first-cause.json"
             where = self._coordinator(holder)
@@ -205,7 +208,7 @@ class _Attempt:
             job.COORDINATOR: where,
             job.PROCESSES: str(world),
             job.RANK: str(self._first + index),
-            job.RESTARTS: str(self.attempt),
+            job.RESTARTS: str(job.restarts() + self.attempt),
             watchdog.REPORT: str(self._report),
             "PYTHONUNBUFFERED": "1",
         }
@@ -234,13 +237,16 @@ class _Attempt:
         self._ended.put(index)
 
     def _watch(self) -> tuple[int | None, bool]:
-        """Index of the process that failed first (None: all ended well), and if it was stopped."""
+        """Index of the process that failed first, else of one that was told to stop (None: all
+        ended well), and if it was stopped by SIGSTOP."""
         running, stopped_since = set(range(len(self._processes))), dict[int, float]()
         while running:
             try:
                 index = self._ended.get(timeout=_POLL)
                 running.discard(index)
-                if self._processes[index].returncode:
+                if (code := self._processes[index].returncode) in exits.ORDERLY:
+                    self._told = index
+                elif code:
                     return index, False
             except queue.Empty:
                 pass
@@ -251,7 +257,7 @@ class _Attempt:
                         return index, True
                 else:
                     stopped_since.pop(index, None)
-        return None, False
+        return self._told, False
 
     def _settled(self, failed: int, stopped: bool) -> int:
         """Index of the process that failed first, once the others that failed are known. A process
@@ -261,10 +267,10 @@ class _Attempt:
         until = time.monotonic() + (_STACKS if watched else 0.0 if stopped else _ECHO)
         while time.monotonic() < until and any(p.poll() is None for p in self._processes):
             time.sleep(0.02)
-        ended = [failed]
+        ended = [failed, *([] if self._told is None else [self._told])]
         while not self._ended.empty():
             ended.append(self._ended.get())
-        echoes = (0, -signal.SIGABRT, exits.PEER_LOST)
+        echoes = (0, -signal.SIGABRT, exits.PEER_LOST, exits.UNFINISHED)
         own = [i for i in ended if self._processes[i].returncode not in echoes]
         reported = self._reported().get("rank", -1) - self._first
         if stopped or not own:
@@ -280,6 +286,8 @@ class _Attempt:
 
     def _explained(self, index: int, stopped: bool, detected: float) -> ProcessFailure:
         rank, code = self._first + index, self._processes[index].returncode
+        if code in exits.ORDERLY:
+            return ProcessFailure(index, "was told to stop", code)
         report = self._reported()
         if stopped:
             what, code = f"rank {rank} was stopped (SIGSTOP or a debugger)", exits.STALLED

@@ -95,8 +95,8 @@ class Watchdog:
     after `PATIENCE` in another phase. When all processes that still report are overdue, each writes
     its main thread's stack to stderr and all threads' stacks to `folder`/stacks, and ends with
     `exits.STALLED`. An error that leaves the block also ends all processes of the job: this one
-    with the error's exit code, the others with `exits.PEER_LOST`; `sys.exit(0)` ends all of them
-    with 0.
+    with the error's exit code, the others with `exits.PEER_LOST`; `sys.exit(exits.UNFINISHED)` ends
+    all of them with that code.
     """
 
     def __init__(self, folder: Path, patience: float = 60.0) -> None:
@@ -121,9 +121,10 @@ class Watchdog:
         alone = self._client is None
         if error is None or (alone and isinstance(error, SystemExit)):
             return
-        if isinstance(error, SystemExit) and not error.code:
+        if isinstance(error, SystemExit) and error.code == exits.UNFINISHED:
             what = "told to stop with nothing to save"
-            self._follow(self._announce({"rank": self._rank, "what": what, "code": 0}))
+            told = {"rank": self._rank, "what": what, "code": exits.UNFINISHED}
+            self._follow(self._announce(told))
         what = f"{type(error).__name__}: {error}"
         code = exits.code(error, begun=_now.phase not in ("starting", "preparing"))
         first = self._announce({"rank": self._rank, "what": what, "code": exits.PEER_LOST})
@@ -210,7 +211,7 @@ class Watchdog:
 
     def _follow(self, verdict: dict) -> None:
         """Reports what ended the job and where this process stood, and ends this process."""
-        stalled, failed = verdict["code"] == exits.STALLED, verdict["code"] != 0
+        stalled, failed = verdict["code"] == exits.STALLED, verdict["code"] != exits.UNFINISHED
         how = "failed" if failed else "ended"
         what = verdict["what"] if stalled else f"rank {verdict['rank']} {how}: {verdict['what']}"
         if failed:

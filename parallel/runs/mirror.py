@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from models.checkpoints import digests, own
-from models.checkpoints.remote import is_remote, url_of
+from models.files.address import parse, whole
 from models.files.bucket import Bucket
 from models.files.on_disk import to_disk
 from models.files.terminal import Console
@@ -42,7 +42,7 @@ class Mirror(AbstractContextManager["Mirror"]):
     for one under way."""
 
     def __init__(self, url: str, directory: Path, keep: int | Retention, console: Console) -> None:
-        self._bucket, self._directory = Bucket(_bucket_url(url)), Path(directory).absolute()
+        self._bucket, self._directory = Bucket(_bucket_url(url)), whole(directory)
         self._keep = keep if isinstance(keep, Retention) else Retention(keep)
         self._console = console
         self._background = ThreadPoolExecutor(1, "mirror")
@@ -228,9 +228,10 @@ def _by_step(bucket: Bucket) -> dict[int, list[str]]:
 
 
 def _bucket_url(url: str) -> str:
-    if url.startswith("hf:"):
+    address = parse(url)
+    if address.protocol == "hf":
         raise ValueError(
             f"{url}: a run can be mirrored only to a bucket (s3://…, gs://…) or a folder; upload "
             "its result to the hub with `python -m tools.checkpoint push`."
         )
-    return url_of(url).rstrip("/") if is_remote(url) else f"file://{Path(url).absolute()}"
+    return address.url

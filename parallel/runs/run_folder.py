@@ -66,6 +66,11 @@ def check_folder(directory: Path, resume: bool) -> None:
         )
 
 
+def holds_run(directory: Path) -> bool:
+    """True if the folder has a run's config, or a note that one was saved."""
+    return any((directory / name).exists() for name in (CONFIG_NAME, SAVED_NAME))
+
+
 def check_saved(directory: Path) -> None:
     """Refuses a run whose checkpoints existed once and are now missing.
 

@@ -16,6 +16,7 @@ from models.checkpoints import own
 from models.config import to_json
 from models.files.terminal import Console
 from parallel import checkpoint
+from parallel.hosts import exits
 from parallel.monitor.goodput import read_account, total
 from parallel.runs.mirror import Mirror, put_logs
 from parallel.runs.retention import Retention
@@ -51,10 +52,12 @@ Evaluate = Callable[[int, Params, Sequence[Path], Callable[[], bool]], float]
 
 @dataclass(frozen=True)
 class PopulationResult:
-    """Generations of a population; `finished` is false if a signal ended it."""
+    """Generations of a population; `finished` is false if a signal ended it. `exit_code`: of a
+    process that only bred it (`parallel.hosts.exits`)."""
 
     generations: tuple[Generation, ...]
     finished: bool
+    exit_code: int = 0
 
     @property
     def step(self) -> int:
@@ -155,7 +158,8 @@ def evolve(
             best |= _scores(config, generations)
             _settle(shell, members, generations[-1])
         except Stopped:
-            return PopulationResult(tuple(generations), finished=False)
+            code = exits.of_signal(shell.stop.number)
+            return PopulationResult(tuple(generations), finished=False, exit_code=code)
         spent = total(read_account(member.run.directory) for member in members)
         console.print(spent.report(), soft_wrap=True, highlight=False)
     return PopulationResult(tuple(generations), finished=True)

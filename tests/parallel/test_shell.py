@@ -76,6 +76,16 @@ def test_whatever_a_run_learns_by_its_folder_is_mirrored_and_accounted_for(begin
 
 
 @pytest.mark.parametrize("begin", [trained, improved, evolved])
+def test_auto_begins_a_run_and_then_continues_it(begin, tmp_path):
+    for _ in range(2):
+        begin(tmp_path, resume="auto")
+        assert own.steps(tmp_path / "checkpoints")[-1] == 4
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match="holds no run to resume: it has no config"):
+        begin(tmp_path, resume="auto")
+
+
+@pytest.mark.parametrize("begin", [trained, improved, evolved])
 def test_every_folder_is_locked_once_and_checked_once(begin, tmp_path, monkeypatch):
     locked, checked = [], []
     lock, check = parallel.shell.locked, parallel.shell.check_folder

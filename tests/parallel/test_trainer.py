@@ -298,9 +298,10 @@ def test_an_owed_evaluation_that_is_no_better_ends_a_run_without_patience_left(t
 
     config = replace(CONFIG, eval_every=4, patience=1)
     options = {"config": config, "hooks": [Hook(4, evaluate)]}
-    assert not run(tmp_path, **options).finished
+    stopped = run(tmp_path, **options)
+    assert (stopped.finished, stopped.exit_code) == (False, 75)
     ended = run(tmp_path, resume=True, **options)
-    assert (ended.step, ended.finished) == (8, True)
+    assert (ended.step, ended.finished, ended.exit_code) == (8, True, 0)
 
 
 def test_a_signal_while_compiling_leaves_nothing_to_save(tmp_path, capsys):
@@ -311,7 +312,7 @@ def test_a_signal_while_compiling_leaves_nothing_to_save(tmp_path, capsys):
             return super().loss(params, batch, key)
 
     result = run(tmp_path, model=Slow())
-    assert (result.step, result.finished) == (0, False)
+    assert (result.step, result.finished, result.exit_code) == (0, False, 75)
     assert "Stopped by SIGTERM after step 0 of 12, nothing to save yet" in capsys.readouterr().out
     assert checkpoint.latest(tmp_path / "checkpoints") is None
     assert losses(tmp_path) == []

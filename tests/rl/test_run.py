@@ -59,7 +59,8 @@ def test_a_signal_ends_a_run_with_its_last_whole_step_saved(whole, number, given
 
     stopped = run(tmp_path, Counting(struck))
     made = 3 if given_up else 4
-    assert (stopped.finished, stopped.step) == (False, made)
+    code = {signal.SIGTERM: 75, signal.SIGINT: 130}[number]
+    assert (stopped.finished, stopped.step, stopped.exit_code) == (False, made, code)
     assert own.steps(tmp_path / "checkpoints")[-1] == made
     assert run(tmp_path, resume=True).finished
     assert losses(tmp_path) == losses(whole[0])

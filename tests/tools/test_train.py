@@ -5,9 +5,11 @@ import json
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -16,11 +18,12 @@ from models import load_policy
 from models.checkpoints import own
 from models.config import from_json, to_json
 from models.files.terminal import Console
-from parallel.mesh import MeshConfig
+from parallel.mesh import MeshConfig, make_mesh
 from parallel.monitor.metrics import read_metrics
+from parallel.trainer import check_start
 from tests.helpers.data.flips import flips
 from tests.helpers.tools.small_run import MODEL, SMALL, losses, one_device, write_dataset
-from tools import train
+from tools import rl, train
 from tools.recipes.prepare import prepare
 from tools.recipes.presets import TINY, RunConfig, load_preset, presets
 
@@ -302,12 +305,57 @@ def test_unknown_presets_are_refused_and_a_users_file_is_read(tmp_path):
         load_preset(f"{mine}:OTHER")
 
 
+@pytest.mark.parametrize(
+    ("typed", "resume"),
+    [
+        ([], False),
+        (["--resume"], True),
+        (["--resume", "auto"], "auto"),
+        (["--resume=auto"], "auto"),
+    ],
+)
+def test_resume_alone_or_with_auto(typed, resume):
+    for more in ([], ["--trainer.keep", "2"]):
+        assert train.parse(["--data", "a", *typed, *more])[0].resume == resume
+        assert rl.parse(["--checkpoint", "a", "--out", "b", *typed])[0].resume == resume
+
+
+@pytest.mark.parametrize(
+    ("typed", "warmup"),
+    [
+        ("--preset tiny --trainer.train-steps 60", 6),
+        ("--preset tiny --trainer.steps 60 --optimizer.schedule constant", 6),
+        ("--preset tiny --optimizer.decay-steps 50", 5),
+        ("--preset tiny --trainer.train-steps 3", 0),
+        ("--preset tiny --trainer.train-steps 200", 100),
+        ("--preset pi05 --trainer.train-steps 500", 50),
+        ("--preset tiny --trainer.train-steps 60 --optimizer.warmup-steps=40", 40),
+        ("--preset tiny --trainer.train-steps 60 --optimizer.warmup_steps 100", 100),
+    ],
+)
+def test_a_presets_warm_up_fits_a_short_run_and_a_given_one_stays(typed, warmup, capsys):
+    config = train.parse(["--data", "a", *typed.split()])[1]
+    assert config.optimizer.warmup_steps == warmup
+    assert config.trainer.eval_every == min(
+        config.trainer.train_steps, 1000 if "pi05" in typed else 500
+    )
+    said = f"warm-up of {1000 if 'pi05' in typed else 100} steps is shortened to {warmup}, a tenth"
+    given = warmup == 100 or "warmup" in typed
+    assert (said in capsys.readouterr().err) == (not given)
+    fits = nullcontext()
+    if warmup >= config.trainer.train_steps:
+        fits = pytest.raises(ValueError, match="warmup_steps is 100 and decay_steps 60; warm-up mu")
+    with fits:
+        mesh = make_mesh(config.mesh, devices=jax.devices()[:1])
+        check_start(config.rows.number, mesh, config.trainer, config.optimizer)
+
+
 def test_options_change_a_preset():
-    arguments = ["--data", "a", "--out", "b", "--trainer.train-steps", "7", "--preset", "tiny"]
+    arguments = ["--data", "a", "--out", "b", "--trainer.train-steps", "700", "--preset", "tiny"]
     paths, config, _ = train.parse([*arguments, "--resume"])
     assert paths == train.Paths("a", Path("b"), resume=True, preset="tiny")
     assert train.parse(["--preset=tiny", "--data", "sets/a"])[0].folder == Path("runs/a")
-    assert config == replace(TINY, trainer=replace(TINY.trainer, train_steps=7))
+    assert config == replace(TINY, trainer=replace(TINY.trainer, train_steps=700))
     for data, name in (("mixes/both.json", "both"), ("hf://me/set.v2", "set.v2")):
         assert train.Paths(data).folder == Path("runs") / name
 

@@ -25,6 +25,7 @@ import tyro
 from models.files.terminal import Console, guard_tracebacks, harmless
 from parallel.hosts import exits
 from tools.bench.peer import check_python
+from tools.command_line.options import cli
 from tools.command_line.versions import versions
 
 BENCHMARKS: Mapping[str, str] = {
@@ -118,9 +119,9 @@ if __name__ == "__main__":
     try:
         if found := COMMANDS.get("".join(sys.argv[1:2])):
             command, prog = import_module(found), f"python -m tools.bench {sys.argv[1]}"
-            tyro.cli(command.main, prog=prog, description=command.__doc__, args=sys.argv[2:])
+            cli(command.main, prog=prog, description=command.__doc__, args=sys.argv[2:])
         else:
-            tyro.cli(main, prog="python -m tools.bench", description=__doc__)
+            cli(main, prog="python -m tools.bench", description=__doc__)
     except (ValueError, FileNotFoundError, ImportError) as error:
         sys.exit(harmless(f"error: {error}"))
     except KeyboardInterrupt:

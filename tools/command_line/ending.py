@@ -1,5 +1,5 @@
-"""End of a command that cannot continue. If the cause lies outside the code, such as a full disk or
-Ctrl-C, the command ends with one line on stderr and an exit code, without a traceback.
+"""End of a command that cannot continue. If the cause lies outside the code, such as a full disk,
+Ctrl-C or SIGTERM, the command ends with one line on stderr and an exit code, without a traceback.
 """
 
 import sys
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from models.files.terminal import harmless
 from parallel.hosts import exits
+from parallel.hosts.stop import terminable
 
 
 @contextmanager
@@ -17,13 +18,15 @@ def in_a_line(kept: str = "", writing: str | Path | None = None) -> Iterator[Non
     raised.
 
     Args:
-      kept: text on what is kept after Ctrl-C or a disk failure, and how to continue.
+      kept: text on what is kept after a signal or a disk failure, and how to continue.
       writing: what the block writes, for errors that do not name their file.
     """
     try:
-        yield
-    except KeyboardInterrupt:
-        _end(f"Interrupted. {kept}", exits.INTERRUPTED)
+        with terminable():
+            yield
+    except KeyboardInterrupt as error:
+        what = "Stopped by SIGTERM" if isinstance(error, exits.Terminated) else "Interrupted"
+        _end(f"{what}. {kept}", exits.code(error, begun=True))
     except Exception as error:
         said = exits.sentence(error, writing)
         if said is None:

@@ -1,11 +1,38 @@
-"""Former names of options, which work for one more release with a warning."""
+"""Options of the commands: read by tyro, with values that no command can use refused, and former
+names that work for one more release with a warning."""
 
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
 
+import tyro
+from tyro.constructors import (
+    ConstructorRegistry,
+    PrimitiveConstructorSpec,
+    PrimitiveTypeInfo,
+)
+
+from models.files.address import parse
 from models.files.renamed import old_paths, old_values
 from models.files.terminal import harmless
+from parallel.hosts import exits
+
+T = TypeVar("T")
+
+
+def cli(command: Any, **options: Any) -> Any:
+    """`tyro.cli` of a function or dataclass, or of an app of subcommands. An empty path, a URL that
+    names no place, and a number that is not finite or beyond any use end the program."""
+    read = command.cli if hasattr(command, "cli") else partial(tyro.cli, command)
+    try:
+        with _VALUES:
+            return read(**options)
+    except _Refused as refused:
+        arguments = list(options.get("args") or sys.argv[1:])
+        print(harmless(f"error: {_flag(arguments, refused.value)}{refused}"), file=sys.stderr)
+        sys.exit(exits.REFUSED)
 
 
 def current_options(arguments: Sequence[str], *kinds: Any, **renamed: str) -> list[str]:
@@ -34,15 +61,73 @@ def current_options(arguments: Sequence[str], *kinds: Any, **renamed: str) -> li
     return found
 
 
-def with_value(arguments: Sequence[str], flag: str, value: str) -> list[str]:
-    """The arguments with a value after a flag that took none before, with a warning on stderr."""
+def with_value(arguments: Sequence[str], flag: str, value: str, warn: bool = True) -> list[str]:
+    """The arguments with a value after a flag that stands alone, with a warning on stderr where it
+    took none before."""
     found = list(arguments)
     if flag in found:
         at = found.index(flag) + 1
         if at == len(found) or found[at].startswith("--"):
-            _warned(flag, f"{flag} {value}")
+            if warn:
+                _warned(flag, f"{flag} {value}")
             found.insert(at, value)
     return found
+
+
+_VALUES = ConstructorRegistry()
+_HUGE = 2**53
+"""The largest whole number that is exact as a float."""
+
+
+class _Refused(BaseException):
+    """A value that no command can use; tyro would lose the sentence among its own."""
+
+    def __init__(self, value: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.value = value
+
+
+@_VALUES.primitive_rule
+def _path(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Path] | None:
+    def given(arguments: Sequence[str]) -> Path:
+        try:
+            return Path(str(parse(arguments[0])))
+        except ValueError as error:
+            raise _Refused(arguments[0], str(error)) from None
+
+    return _spec("PATH", given, Path) if info.type is Path else None
+
+
+@_VALUES.primitive_rule
+def _number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[float] | None:
+    def given(arguments: Sequence[str]) -> float:
+        value = info.type(arguments[0])
+        if not abs(value) <= (_HUGE if info.type is int else sys.float_info.max):
+            raise _Refused(arguments[0], f"{arguments[0]} is no number to work with; give another.")
+        return value
+
+    return (
+        _spec(info.type.__name__.upper(), given, info.type) if info.type in (int, float) else None
+    )
+
+
+def _spec(
+    metavar: str, given: Callable[[Sequence[str]], T], kind: type
+) -> PrimitiveConstructorSpec[T]:
+    return PrimitiveConstructorSpec(
+        1, metavar, given, lambda value: isinstance(value, kind), lambda value: [str(value)]
+    )
+
+
+def _flag(arguments: Sequence[str], value: str) -> str:
+    """The option that has this value, as the head of a sentence; "" for none."""
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        name, _, given = argument.partition("=")
+        if given == value and name.startswith("--"):
+            return f"{name}: "
+        if argument == value and before.startswith("-"):
+            return f"{before}: "
+    return ""
 
 
 def _option(path: str) -> str:

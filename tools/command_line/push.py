@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from models.files import hub
+from models.files.address import parse
 from models.files.bucket import Bucket
 from models.files.terminal import Console
 
@@ -41,10 +42,12 @@ def push(
     of `names` is uploaded last, so that it can mark the others as complete.
 
     Raises:
-      ValueError: something else is there already, or the URL is neither the hub's nor a bucket's.
+      ValueError: something else is there already, a whole bucket is to be replaced, or the URL is
+        neither the hub's nor a bucket's.
       OSError: access is refused, or the upload failed.
     """
-    if url.startswith("hf://"):
+    address = parse(url)
+    if address.protocol == "hf":
         return hub.push(
             folder,
             names,
@@ -60,12 +63,17 @@ def push(
         raise ValueError(f"{url} is not a URL; give hf://org/name, s3://… or gs://….")
     if options.revision:
         raise ValueError(f"{url}: a bucket has no revisions; leave --revision out.")
-    bucket = Bucket(url.rstrip("/"))
+    bucket = Bucket(address.url)
     held = bucket.list()
     if held and not options.replace:
         raise ValueError(
             f"{url} holds {len(held)} files already, such as {min(held)[:80]!r}; choose another "
             "URL, or give --replace to replace them."
+        )
+    if held and not address.below:
+        raise ValueError(
+            f"{url} is a whole bucket, and --replace would remove all {len(held)} files in it; "
+            f"name a folder in it, such as {address}/{folder.name}."
         )
     first = {
         name

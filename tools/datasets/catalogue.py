@@ -7,9 +7,10 @@ import tyro
 from rich.table import Column
 
 from data.lake.catalogue import Catalogue, DatasetVersion, find, lineage
+from models.files.address import parse
 from models.files.terminal import Console, say
 from tools.datasets.shown import table
-from tools.datasets.versions import absolute, version_of
+from tools.datasets.versions import version_of
 
 _DIGITS = 12
 
@@ -35,7 +36,7 @@ def catalogue_command(
     versions = catalogue.versions()
     if of:
         paths = {version.path for version in versions}
-        there = absolute(of) if absolute(of) in paths else of
+        there = parse(of).absolute if parse(of).absolute in paths else of
         _show(console, lineage(versions, find(versions, there)))
     else:
         _show(console, [(0, version) for version in versions])

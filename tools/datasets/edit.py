@@ -1,6 +1,5 @@
 """The command `python -m tools.data edit`: turns its options into an edit of data/edit."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -12,11 +11,11 @@ from data.edit.plan import Edit, EditPlan, Numbers, Trim
 from data.errors import DatasetError
 from data.files.partial import partial_of
 from data.video.encoding import Codec, VideoEncoding
+from models.files.address import parse, whole
 from models.files.terminal import Console, say
 from tools.command_line.bars import progress
 from tools.command_line.ending import in_a_line
 from tools.datasets.place import ALONE, LakeOptions, lake
-from tools.datasets.versions import absolute
 
 Repeated = tyro.conf.UseAppendAction[tuple[str, ...]]
 Pairs = tyro.conf.UseAppendAction[tuple[tuple[str, str], ...]]
@@ -90,12 +89,12 @@ def edit_command(
             "the place of the old one."
         )
     if out is None:
-        if len(paths) != 1 or "://" in paths[0]:
+        if len(paths) != 1 or parse(paths[0]).is_remote:
             raise ValueError(
                 f"--in-place is for one dataset on disk, not {', '.join(paths)}; give --out."
             )
-        out = Path(os.path.abspath(paths[0]))
-    elif any("://" not in path and Path(path).resolve() == out.resolve() for path in paths):
+        out = whole(parse(paths[0]).path)
+    elif any(parse(path).same_as(out) for path in paths):
         raise ValueError(
             f"--out is {out}, which is a dataset to edit; choose another folder, or give "
             "--in-place instead of --out to put the new dataset in the place of the old one."
@@ -105,7 +104,9 @@ def edit_command(
     made = lake(where, console, paths)
     with in_a_line(kept, writing=out), made as note, progress("Writing") as report:
         try:
-            plans = edit_dataset([absolute(path) for path in paths], out, edit, progress=report)
+            plans = edit_dataset(
+                [parse(path).absolute for path in paths], out, edit, progress=report
+            )
         except DatasetError as error:
             if not (partial := partial_of(out)).exists():
                 raise

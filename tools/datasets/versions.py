@@ -15,6 +15,7 @@ from data.lerobot.importing.importing import find_recordings
 from data.store.convert import DESCRIPTION
 from data.store.description import described, listed
 from data.store.store import open_store
+from models.files.address import parse, whole
 from models.files.bucket import Bucket
 
 
@@ -36,12 +37,12 @@ def version_of(
     Raises:
       ValueError: there is none, or it is damaged.
     """
-    where, folder = absolute(path), open_folder(path)
+    where, folder = parse(path).absolute, open_folder(path)
     made, of = datetime.now(UTC), tuple(dict.fromkeys(parent.digest for parent in parents))
     if folder.exists(DESCRIPTION):
         lengths, digest = open_store(path).lengths, described(folder)["files"]
         size = sum(size for size, _ in listed(folder, digest).values())
-        name, kind = path.rstrip("/").rpartition("/")[2], "frame store"
+        name, kind = parse(path).name, "frame store"
     else:
         dataset = open_dataset(path)
         lengths, digest, size, name = dataset.lengths, dataset.digest, _bytes(path), dataset.name
@@ -58,21 +59,17 @@ def recordings(paths: Sequence[str]) -> list[DatasetVersion]:
     for file in files:
         inside = [file] if file.is_file() else sorted(p for p in file.rglob("*") if p.is_file())
         size = sum(one.stat().st_size for one in inside)
-        about = file.name, str(file.absolute()), digest_of([file]), kind.name
+        about = file.name, str(whole(file)), digest_of([file]), kind.name
         found.append(DatasetVersion(*about, None, None, size, datetime.now(UTC)))
     return found
 
 
-def absolute(path: str | Path) -> str:
-    """A path that other processes understand; a URL stays as it is."""
-    return str(path) if "://" in str(path) else str(Path(path).absolute())
-
-
 def _bytes(path: str) -> int:
     """Bytes of all files of a dataset."""
-    if "://" not in path:
-        return sum(file.stat().st_size for file in Path(path).rglob("*") if file.is_file())
-    if path.startswith("hf://"):
+    address = parse(path)
+    if not address.is_remote:
+        return sum(file.stat().st_size for file in address.path.rglob("*") if file.is_file())
+    if address.protocol == "hf":
         folder = open_folder(path)
         return sum(map(folder.size, folder.list("**/*")))
     return sum(file.size for file in Bucket(path).list().values())

@@ -19,6 +19,7 @@ from data.mixture.mixture import DatasetConfig
 from models.files.terminal import Console, guard_tracebacks, say
 from models.flow.flow import Solver
 from tools.command_line.ending import in_a_line
+from tools.command_line.options import cli
 from tools.export.write import Format, write
 from tools.recipes.bound_recording import bound
 from tools.recipes.policy import DEFAULTS, PolicyOptions, load
@@ -76,4 +77,4 @@ def main(
 
 if __name__ == "__main__":
     guard_tracebacks()
-    tyro.cli(main, prog="python -m tools.export", description=__doc__)
+    cli(main, prog="python -m tools.export", description=__doc__)

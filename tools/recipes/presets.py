@@ -4,6 +4,7 @@ A preset is one `RunConfig`. Users keep theirs in a file of their own, `--preset
 path/to/file.py:NAME`; any field can be changed on the command line.
 """
 
+import sys
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -182,6 +183,34 @@ def take_preset(arguments: Sequence[str], default: str) -> tuple[str, list[str]]
     name = left[at + 1]
     del left[at : at + 2]
     return name, left
+
+
+def shortened(
+    optimizer: OptimizerConfig, steps: int, arguments: Sequence[str], prefix: str = ""
+) -> OptimizerConfig:
+    """A preset's optimizer for a run of `steps` steps. A warm-up of more than half of it becomes a
+    tenth, with a line on stderr, unless the user gave it.
+
+    Args:
+      arguments: command line with the user's options.
+      prefix: prefix of the names of the optimizer's options.
+    """
+    ends, warmup = optimizer.decay_steps or steps, optimizer.warmup_steps
+    option = f"{prefix}optimizer.warmup-steps"
+    if given(arguments, option) or 2 * warmup <= ends:
+        return optimizer
+    shorter = ends // 10
+    print(
+        f"The preset's warm-up of {warmup} steps is shortened to {shorter}, a tenth of the {ends} "
+        f"steps asked for; --{option} sets another.",
+        file=sys.stderr,
+    )
+    return replace(optimizer, warmup_steps=shorter)
+
+
+def given(arguments: Sequence[str], option: str) -> bool:
+    """True if a command line gives this option."""
+    return any(word.partition("=")[0].replace("_", "-") == f"--{option}" for word in arguments)
 
 
 def check_same(path: Path, saved: Any, config: Any, free: Set[str], where: str = "") -> None:

@@ -15,14 +15,16 @@ import tyro
 from models import Policy
 from models.checkpoints import own
 from models.config import from_json, model_config, to_json
+from models.files.address import parse
 from models.files.terminal import Console, say
 from parallel.evaluations import check_judged
 from parallel.hooks import Hook
+from parallel.hosts.job import restarts
 from parallel.hosts.watchdog import note
 from parallel.runs.mirror import put_logs
 from parallel.runs.retention import Retention
 from parallel.runs.run_folder import CONFIG_NAME, Run, RunFolder, read_config
-from parallel.shell import opened
+from parallel.shell import Resume, opened
 from parallel.trackers.trackers import check_trackers
 from rl.checks import check_named, check_policy, one_group
 from rl.config import RlConfig
@@ -67,8 +69,8 @@ class RlPaths:
     models.load_policy reads and that comes with its preparation."""
     out: Path
     """Folder of the run."""
-    resume: bool = False
-    """Resume from the run's last checkpoint."""
+    resume: Resume = False
+    """Resume from the run's last checkpoint, as in tools.train."""
     mirror: str | None = None
     """Folder (s3://…, gs://…) to copy the run's checkpoints to, as in tools.train."""
     family: Path | None = None
@@ -98,7 +100,8 @@ def run(
     """
     note("preparing")
     check_trackers(paths.track)
-    with opened(paths.out, paths.resume, console, paths.mirror) as folder:
+    resume: Resume = paths.resume or ("auto" if restarts() else False)
+    with opened(paths.out, resume, console, paths.mirror) as folder:
         return _run(paths, config, console, population, folder)
 
 
@@ -137,7 +140,7 @@ def _run(
     content = {
         "model": to_json(policy.model.config),
         "rl": to_json(config),
-        "begun_from": str(paths.checkpoint.resolve()),
+        "begun_from": parse(paths.checkpoint).absolute,
     }
     if together:
         chosen = replace(population, turn=turn_of(population, config))

@@ -26,6 +26,7 @@ from models import PackedBatch, Policy, Processor
 from models.checkpoints.own import is_own
 from models.checkpoints.remote import local
 from models.config import from_json, to_json
+from models.files.address import parse
 from models.files.terminal import Console, say
 from models.flow import flow
 from models.inputs.tokenizer import SentencePiece
@@ -41,7 +42,7 @@ from parallel.mesh import make_mesh, replicated, row_shards
 from parallel.optimizer import with_groups
 from parallel.runs.mirror import put_logs
 from parallel.runs.run_folder import CONFIG_NAME, Run, RunFolder, read_config
-from parallel.shell import opened
+from parallel.shell import Resume, opened
 from parallel.step import TrainState
 from parallel.trackers.trackers import check_trackers
 from parallel.trainer import TrainResult, check_start, train
@@ -80,8 +81,9 @@ class Paths:
     """Dataset or frame store (a folder or URL), or a mixture of several datasets (.json, .toml)."""
     out: Path | None = None
     """Folder of the run; default: runs/NAME-OF-THE-DATASET."""
-    resume: bool = False
-    """Resume from the run's last checkpoint."""
+    resume: Resume = False
+    """Resume from the run's last checkpoint; with auto, start if there is no run, which is the
+    default in a job that tools.launch or SLURM has restarted."""
     mirror: str | None = None
     """Folder (s3://…, gs://…) to copy the run's checkpoints to. With --resume, a run whose folder
     is lost resumes from this copy, and a run that is in neither place starts as a new one."""
@@ -112,8 +114,8 @@ class Paths:
     @property
     def folder(self) -> Path:
         """Folder of the run."""
-        path = Path(self.data).resolve()
-        return self.out or Path("runs") / (path.stem if is_mixture(path) else path.name)
+        name = Path(parse(self.data).name)
+        return self.out or Path("runs") / (name.stem if is_mixture(name) else name)
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ def run(paths: Paths, config: RunConfig, console: Console | None = None) -> Trai
     note("preparing")
     console = console or Console(quiet=host_index() != 0)
     out, mesh = paths.folder, make_mesh(config.mesh)
-    resume = paths.resume or (restarts() > 0 and (out / CONFIG_NAME).exists())
+    resume: Resume = paths.resume or ("auto" if restarts() else False)
     check_start(config.rows.number, mesh, config.trainer, config.optimizer)
     check_trackers(paths.track)
     with opened(out, resume, console, paths.mirror) as folder:

@@ -19,6 +19,7 @@ import tyro
 from models.files.terminal import Console, guard_tracebacks, say
 from models.files.whole_text import write_whole
 from tools.command_line.ending import in_a_line
+from tools.command_line.options import cli
 from tools.runs.films import read_films
 from tools.runs.page import METRICS, render
 from tools.runs.run_record import find_runs, read_runs
@@ -117,7 +118,7 @@ def film_command(
 def main() -> None:
     """Command line."""
     with in_a_line("An existing page is left unchanged."):
-        app.cli(prog="python -m tools.runs", description=__doc__)
+        cli(app, prog="python -m tools.runs", description=__doc__)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import numpy as np
 import tyro
 from websockets.asyncio.client import connect
 
+from tools.command_line.options import cli
 from tools.serving.wire import pack, unpack
 
 
@@ -94,4 +95,4 @@ def main(
 
 
 if __name__ == "__main__":
-    tyro.cli(main, prog="python -m tools.serving.robots", description=__doc__)
+    cli(main, prog="python -m tools.serving.robots", description=__doc__)

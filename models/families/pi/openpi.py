@@ -17,6 +17,7 @@ from models.checkpoints.rename import Rule, Table
 from models.checkpoints.sources import CheckpointSource
 from models.families.pi.infer import pi_config
 from models.families.pi.model import PiConfig
+from models.files.address import whole
 
 PyTree = Any
 
@@ -143,7 +144,7 @@ def export(params: PyTree, path: Path, rules: Table | None = None) -> None:
     Raises:
       ValueError: `path/params` exists, or openpi's models have no place for some parameter.
     """
-    target = Path(path).absolute() / "params"
+    target = whole(path) / "params"
     if target.exists():
         raise ValueError(f"{target} already exists; give a directory without a checkpoint in it.")
     if rules is None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
+from models.files.address import whole
 from models.inputs.embodiment import Scaling
 from models.inputs.raw import RawKeys
 
@@ -84,7 +85,7 @@ def find_released(path: Path, source: Source, released: str | None = None) -> Re
 
 
 def _names(path: Path, source: Source) -> list[str]:
-    path = path.absolute()
+    path = whole(path)
     if path.name == "params" or path.is_file():
         path = path.parent
     if path.name == "pretrained_model":

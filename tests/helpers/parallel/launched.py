@@ -7,8 +7,8 @@ from pathlib import Path
 from tests.helpers.parallel.toy import environment
 
 
-def launch(folder: Path, *options: str, launcher: tuple[str, ...] = ()) -> str:
-    """Runs the toy to its end as two processes; returns what was printed."""
+def launch(folder: Path, *options: str, launcher: tuple[str, ...] = (), code: int = 0) -> str:
+    """Runs the toy as two processes until it ends with `code`; returns what was printed."""
     command = [sys.executable, "-m", "tools.launch", "-n", "2", *launcher, "--"]
     command += ["python", "-m", "tests.helpers.parallel.train_hosts", str(folder), *options]
     done = subprocess.run(
@@ -19,5 +19,5 @@ def launch(folder: Path, *options: str, launcher: tuple[str, ...] = ()) -> str:
         text=True,
         timeout=600,
     )
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == code, done.stdout
     return done.stdout

@@ -3,6 +3,7 @@ SECONDS] [--profile A:B]`: the toy's run as one of several processes that `tools
 began."""
 
 import argparse
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,6 @@ from parallel.hosts.distributed import row_share
 from parallel.hosts.job import restarts, start
 from parallel.hosts.watchdog import Watchdog
 from parallel.mesh import make_mesh
-from parallel.runs.run_folder import CONFIG_NAME
 from parallel.trainer import TrainerConfig
 from tests.helpers.parallel.opened import Run, train
 from tests.helpers.parallel.toy import OPTIMIZER, RULES, Denoiser, Fed, batches, position
@@ -44,10 +44,11 @@ def main() -> None:
     start()
     with Watchdog(options.run, options.patience):
         inject.arm(options.inject, options.run)
-        resume = options.resume or (restarts() > 0 and (options.run / CONFIG_NAME).exists())
+        resume = options.resume or ("auto" if restarts() else False)
         run = Run(options.run, config={"model": "toy"}, assets={})
         result = train(Denoiser(), RULES, shares, position, run, config, OPTIMIZER, resume=resume)
     print("finished" if result.finished else "stopped", "at", result.step, flush=True)
+    sys.exit(result.exit_code)
 
 
 if __name__ == "__main__":

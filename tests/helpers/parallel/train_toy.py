@@ -64,7 +64,7 @@ def evaluate(
     return {"eval_loss": 0.0}
 
 
-def main(directory: str, *more: str) -> None:
+def main(directory: str, *more: str) -> int:
     resume = "--resume" in more
     first_host_first(lambda: prepare(60.0 if "--slow" in more else 0.0))
     result = train(
@@ -80,6 +80,7 @@ def main(directory: str, *more: str) -> None:
         hooks=[Hook(CONFIG.eval_every, partial(evaluate, long="--long" in more))],
     )
     print("finished" if result.finished else "stopped", "at", result.step, flush=True)
+    return result.exit_code
 
 
 def prepare(seconds: float) -> None:
@@ -90,4 +91,5 @@ def prepare(seconds: float) -> None:
 if __name__ == "__main__":
     start()
     with Watchdog(Path(sys.argv[1]), patience=120.0), leave_at_once():
-        main(*sys.argv[1:])
+        code = main(*sys.argv[1:])
+    sys.exit(code)

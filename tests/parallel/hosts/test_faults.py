@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from parallel.hosts import inject
+from parallel.hosts import exits, inject
 from parallel.mesh import make_mesh
 from tests.helpers.parallel.launched import launch
 from tests.helpers.parallel.opened import Run, train
@@ -57,7 +57,7 @@ def whole(tmp_path_factory) -> list[tuple[float, float]]:
 @pytest.fixture(scope="module")
 def drill(tmp_path_factory) -> Drill:
     folder = tmp_path_factory.mktemp("drill")
-    told = launch(folder, "--inject", TOLD)
+    told = launch(folder, "--inject", TOLD, code=exits.UNFINISHED)
     options = ("--resume", "--patience", "4", "--inject", ",".join(FAULTS))
     said = launch(folder, *options, launcher=("--max-restarts", str(2 * len(FAULTS))))
     return Drill(folder, told, said)

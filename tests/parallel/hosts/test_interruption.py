@@ -11,6 +11,7 @@ import jax
 import pytest
 
 from parallel import checkpoint
+from parallel.hosts import exits
 from parallel.mesh import make_mesh
 from parallel.monitor.goodput import read_account
 from parallel.monitor.metrics import read_metrics
@@ -121,7 +122,7 @@ def struck_until_finished(directory, count, signals, seed):
         if number == signal.SIGKILL:
             assert job.codes[index] == -signal.SIGKILL, f"{moment}: {job.said}"
         else:
-            assert set(job.codes) == {0}, f"{moment}: {job.said}"
+            assert set(job.codes) == {exits.of_signal(number)}, f"{moment}: {job.said}"
             assert f"Stopped by {name}" in output, f"{moment}: {job.said}"
             assert f"after step {at} of 40" in output
             assert "--resume" in output
@@ -170,6 +171,6 @@ def test_drill_of_many_moments(tmp_path, alone, paired, count, seed):
 def test_processes_told_to_stop_while_one_prepares_leave_at_once_and_save_nothing(tmp_path):
     job = Job(tmp_path / "run", "--slow", count=2)
     job.strike("begins", 0.0, signal.SIGTERM)
-    assert job.codes == [0, 0], job.said
+    assert job.codes == [exits.UNFINISHED] * 2, job.said
     assert "told to stop with nothing to save" in job.said
     assert not (tmp_path / "run" / "checkpoints").exists()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from parallel.hosts import exits, supervisor
+from parallel.hosts import exits, job, supervisor
 from parallel.hosts.supervisor import LaunchPlan, _devices, _next_slots, supervise
 from tests.helpers.parallel.toy import environment
 
@@ -97,6 +97,29 @@ def test_a_job_begins_anew_on_another_port_and_is_told_so(capfd):
 def test_what_would_fail_again_is_not_begun_anew(capfd, code):
     assert supervise(LaunchPlan(python(f"sys.exit({code})"), 1, max_restarts=5)) == code
     assert "restarting" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("code", [75, 130])
+def test_a_job_that_was_told_to_stop_is_no_failure_and_not_begun_anew(capfd, code):
+    body = f"time.sleep(0.3 * rank); print('saved'); sys.exit({code})"
+    assert supervise(LaunchPlan(python(body), 2, max_restarts=5)) == code
+    out, err = capfd.readouterr()
+    assert out.count("saved") == 2
+    assert err == ""
+
+
+def test_an_interrupted_process_is_the_cause_of_its_peers_end(capfd):
+    body = f"sys.exit(130) if rank else (time.sleep(0.3), sys.exit({exits.PEER_LOST}))"
+    assert supervise(LaunchPlan(python(body), 2, max_restarts=5)) == 130
+    assert "restarting" not in capfd.readouterr().err
+
+
+def test_restarts_by_the_scheduler_are_counted_too(capfd, monkeypatch):
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
+    body = "count = int(os.environ['CHILIAD_RESTARTS']); print(count); sys.exit(count < 3)"
+    assert supervise(LaunchPlan(python(body), 1, max_restarts=5)) == 0
+    assert capfd.readouterr().out == "[0] 2\n[0] 3\n"
+    assert job.restarts() == 2
 
 
 def test_a_smaller_job_leaves_out_the_process_at_fault(capfd):

@@ -260,7 +260,7 @@ def test_a_signal_ends_it_with_the_last_whole_step_and_it_goes_on(whole, tmp_pat
             os.kill(os.getpid(), signal.SIGTERM)
 
     stopped = breed(tmp_path, at=struck)
-    assert (stopped.finished, stopped.step) == (False, 2)
+    assert (stopped.finished, stopped.step, stopped.exit_code) == (False, 2, 75)
     assert own.steps(tmp_path / "members/0/checkpoints")[-1] == 4
     assert breed(tmp_path, resume=True).finished
     assert left(tmp_path) == left(whole[0])

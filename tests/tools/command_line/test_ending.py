@@ -1,6 +1,7 @@
 """Commands whose disk is full or read-only, or that are interrupted, end with one line."""
 
 import errno
+import os
 import signal
 import subprocess
 import sys
@@ -26,11 +27,22 @@ def ended(error, capsys, **told):
     return (exits.FAILED, code) if isinstance(code, str) else (code, capsys.readouterr().err)
 
 
-def test_ctrl_c_says_what_is_kept(capsys):
-    assert ended(KeyboardInterrupt(), capsys, kept="The store is kept.") == (
-        exits.INTERRUPTED,
-        "Interrupted. The store is kept.\n",
-    )
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [(signal.SIGINT, 130, "Interrupted."), (signal.SIGTERM, 75, "Stopped by SIGTERM.")],
+)
+def test_a_signal_has_its_code_and_says_what_is_kept(number, code, said, capsys):
+    def struck():
+        try:
+            os.kill(os.getpid(), number)
+        finally:
+            if number == signal.SIGTERM:  # SLURM sends another while the work ends
+                os.kill(os.getpid(), number)
+
+    with pytest.raises(SystemExit) as ending, in_a_line("The store is kept."):
+        struck()
+    assert ending.value.code == code
+    assert capsys.readouterr().err == f"{said} The store is kept.\n"
 
 
 def test_an_error_of_the_disk_names_what_was_written_and_what_is_kept(capsys):

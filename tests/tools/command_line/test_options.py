@@ -1,9 +1,12 @@
-"""Old names of options, which scripts still use."""
+"""Options whose values no command can use, and old names, which scripts still use."""
+
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from rl.config import RlConfig
-from tools.command_line.options import current_options, with_value
+from tools.command_line.options import cli, current_options, with_value
 from tools.recipes.presets import RunConfig, load_preset
 
 
@@ -58,3 +61,35 @@ def test_todays_options_are_taken_as_they_are_and_silently(capsys):
     typed = ["--euler-steps", "4", "--stepsize", "--slots=2", "steps", "--model.euler-steps=4"]
     assert current_options(typed, RunConfig) == typed
     assert capsys.readouterr().err == ""
+
+
+@dataclass(frozen=True)
+class Given:
+    out: Path | None = None
+    rate: float = 1.0
+    sizes: tuple[int, ...] = ()
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["--out", "s3://"], "error: --out: s3://: has an empty bucket; is a variable unset?"),
+        (["--out=s3:///runs"], "error: --out: s3:///runs: has an empty bucket;"),
+        (["--out", ""], "error: --out: A path or URL is empty; is a variable in it unset?"),
+        (["--rate", "nan"], "error: --rate: nan is no number to work with; give another."),
+        (["--rate=1e999"], "error: --rate: 1e999 is no number to work with;"),
+        (["--sizes", "1", str(10**400)], "000 is no number to work with; give another."),
+    ],
+)
+def test_a_value_that_no_command_can_use_ends_in_a_sentence_and_with_2(typed, said, capsys):
+    with pytest.raises(SystemExit) as end:
+        cli(Given, args=typed)
+    assert end.value.code == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.count("\n") == 1
+
+
+def test_other_values_are_those_that_were_typed():
+    typed = ["--out", "s3://bucket//".removesuffix("/"), "--rate", "-3e-4", "--sizes", "0", "-7"]
+    assert cli(Given, args=typed) == Given(Path("s3://bucket"), -3e-4, (0, -7))
