@@ -20,11 +20,12 @@ from models.checkpoints import own
 from models.checkpoints.load import read
 from models.checkpoints.remote import local
 from models.config import from_json, model_config
+from models.files.terminal import logger
 from models.flow.flow import Solver
 from models.formats import CheckpointInfo, find_format
 from models.inputs.bpe import ByteBpe
 from models.inputs.camera_names import with_names
-from models.inputs.embodiment import Embodiment
+from models.inputs.embodiment import MODEL_UNITS, Embodiment
 from models.inputs.fast import Fast
 from models.inputs.pictures import PictureFit
 from models.inputs.processor import Processor
@@ -52,6 +53,8 @@ from models.policy import Policy
 from models.sharding import shardings
 
 PyTree = Any
+
+_log = logger(__name__)
 
 
 def load_policy(
@@ -130,7 +133,14 @@ def load_policy(
     params = load_params(path, like_model(model, dtype, mesh), found, as_saved=dtype is None)
     if apart and (stacked := getattr(model, STACKED, None)) is not None:
         params = stack.apart(params, stacked, free=True)
-    return Policy(model, params, processor, embodiment=_chosen(path, found, robot))
+    acting = _chosen(path, found, robot)
+    if processor is not None and processor.embodiments[acting].name == MODEL_UNITS:
+        _log.warning(
+            "%s has no statistics of a robot, as a base to train from: it reads the state and "
+            "gives actions in the model's units, which are not a robot's.",
+            path,
+        )
+    return Policy(model, params, processor, embodiment=acting)
 
 
 def load_params(

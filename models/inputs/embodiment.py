@@ -16,6 +16,8 @@ Scaling = Literal["quantile", "z-score", "min-max"]
 """Statistics that become a `Normalizer`: the range from the 1st to the 99th percentile, mean and
 standard deviation, or the whole range."""
 
+MODEL_UNITS = "model units"
+"""Name of a robot whose policy came without statistics."""
 _SMALLEST_SCALE, _LARGEST_SCALE = 1e-12, 1e12
 """A dimension that never changes is scaled by 1e-4 (ours), 5e-7 (openpi) or 5e-9 (LeRobot)."""
 
@@ -126,6 +128,12 @@ class Embodiment:
                 f"Embodiment '{self.name}' has {states} state and {dims} action dims; the adapter "
                 f"'{self.adapter}' is for {ADAPTERS[self.adapter].dims}."
             )
+
+    @classmethod
+    def in_model_units(cls, cameras: tuple[str, ...], states: int, actions: int) -> "Embodiment":
+        """A robot without scales: its state and actions are numbers as the model has them."""
+        units = Normalizer.identity(states), Normalizer.identity(actions)
+        return cls(MODEL_UNITS, cameras, *units)
 
     @property
     def units(self) -> UnitConversion | None:

@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from models import load_policy
 from models.families.pi.released import RELEASED
@@ -28,9 +29,12 @@ def like():
     return {}
 
 
-def answer(case, folder, like, **options):
-    """Largest difference from the recorded actions, as a part of the largest of these."""
+def answer(case, folder, like, change=None, **options):
+    """Largest difference from the recorded actions, as a part of the largest of these, after a
+    `change` of the policy's folder."""
     root = case_policy(case, folder)
+    if change is not None:
+        change(root)
     if case.parent.name == "0.4.4":  # as its training leaves it, by which its version is told
         (root / "train_config.json").write_text("{}")
     policy = load_policy(root, tokenizer=TOKENIZER, **options)
@@ -66,6 +70,30 @@ def test_openpis_policies_answer_as_openpis_own_stack(case, tmp_path, like):
 @pytest.mark.parametrize("case", LEROBOT, ids=lambda case: f"{case.parent.name}-{case.name}")
 def test_lerobots_policies_answer_as_lerobots_own_stack(case, tmp_path, like):
     assert answer(case, tmp_path, like, **untold(case)) < 1e-4
+
+
+def before_lerobot_04(root):
+    """Statistics as buffers among the weights, as LeRobot saved them before 0.4."""
+    found = load_file(next(root.glob("policy_preprocessor_step_*")))
+    for file in root.glob("policy_*"):
+        file.unlink()
+    weights, buffers = load_file(root / "model.safetensors"), {}
+    for layer, feature in (
+        ("normalize_inputs", "observation.state"),
+        ("unnormalize_outputs", "action"),
+        ("normalize_targets", "action"),
+    ):
+        for kind in ("mean", "std"):
+            name = f"{layer}.buffer_{feature.replace('.', '_')}.{kind}"
+            buffers[name] = found[f"{feature}.{kind}"]
+    (root / "model.safetensors").unlink()
+    save_file(weights | buffers, root / "model.safetensors")
+
+
+@pytest.mark.slow
+def test_a_policy_of_lerobot_before_04_is_scaled_by_its_buffers(tmp_path, like):
+    case = RELEASED_CASES / "lerobot/0.4.4/pi0"
+    assert answer(case, tmp_path, like, before_lerobot_04) < 1e-4
 
 
 def test_every_policy_of_openpis_that_can_act_here_was_recorded():

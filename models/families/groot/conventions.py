@@ -13,7 +13,15 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from models.checkpoints.lerobot_pipeline import PREPROCESSOR, read_statistics, read_steps
+from models.checkpoints.lerobot_pipeline import (
+    POSTPROCESSOR,
+    PREPROCESSOR,
+    RENAME,
+    Step,
+    read_pipeline,
+    read_renamed,
+    robot_names,
+)
 from models.config import from_json
 from models.families.groot.checkpoint import METADATA, MODALITY
 from models.families.groot.eagle_turn import DEFAULT, EagleTurn
@@ -29,6 +37,9 @@ from models.inputs.raw import RawKeys
 _TURNED = ("gr1", "oxe_droid", "agibot_genie1")
 """Tags of the base model's own robots. Their data configs convert state or actions: to sines and
 cosines, or to six numbers per rotation."""
+_PACK, _UNPACK = "groot_pack_inputs_v3", "groot_action_unpack_unnormalize_v1"
+_BEFORE = (RENAME, _PACK, "groot_eagle_encode_v3", "groot_eagle_collate_v3")
+"""Steps of LeRobot's that are carried out, in their order."""
 _STILL_STATE, _STILL_ACTION = 1e12, 1e-12
 """Scales of a dim that never moved: its state is always 0, its action always its only value."""
 
@@ -90,9 +101,9 @@ def released_processor(path: Path, config: GrootConfig) -> Processor:
     """The preparation with which a checkpoint of another code was trained, for a robot in the
     model's units; without a tokenizer if none lies in its folder."""
     whole = _config(_folder(path)).get("type") == "groot"
-    units = Normalizer.identity(config.state_dim), Normalizer.identity(config.action_dim)
+    read_pipelines(_folder(path))
     return replace(
-        config.processor([Embodiment("model units", (), *units)]),
+        config.processor([Embodiment.in_model_units((), config.state_dim, config.action_dim)]),
         prompts=EagleTurn(found_tokenizer(path)),
         pictures=(Stretched if whole else StretchedMiddle)(config.image_size),
     )
@@ -126,6 +137,12 @@ def _config(root: Path) -> dict[str, Any]:
     return read_json(file) if file.is_file() else {}
 
 
+def read_pipelines(root: Path) -> tuple[dict[str, Step], dict[str, Step]]:
+    """The steps of LeRobot's files before and after the network; raises as `read_pipeline`."""
+    before = read_pipeline(root / PREPROCESSOR, (_BEFORE,), _BEFORE[1:])
+    return before, read_pipeline(root / POSTPROCESSOR, ((_UNPACK,),))
+
+
 def _is_lerobots(root: Path, values: dict[str, Any]) -> bool:
     return values.get("type") == "groot" and (root / PREPROCESSOR).is_file()
 
@@ -135,40 +152,37 @@ def _lerobot(root: Path, values: dict[str, Any]) -> tuple[str, Embodiment]:
     features = section(values, "input_features", where)
     kinds = {name: section(features, name, where).get("type") for name in features}
     cameras = tuple(sorted(name for name, kind in kinds.items() if kind == "VISUAL"))
-    file = root / PREPROCESSOR
-    packs = [
-        step
-        for step in read_steps(file)
-        if str(step.get("registry_name")).startswith("groot_pack_inputs")
-    ]
-    if not packs or "state_file" not in packs[0]:
-        raise ValueError(
-            f"{file} has no step groot_pack_inputs with statistics; copy the policy's processor "
-            f"files again."
-        )
-    told = section(packs[0], "config", str(file))
-    for name, wanted in (("normalize_min_max", True), ("formalize_language", False)):
-        if told.get(name, wanted) is not wanted:
-            raise ValueError(f"{file}: {name} is {told[name]!r}; only {wanted} is supported.")
-    statistics = read_statistics(file, packs[0])
+    before, after = read_pipelines(root)
+    file, told = root / PREPROCESSOR, before[_PACK].config
+    saved = [(str(step.file), step.statistics()) for step in (*before.values(), *after.values())]
     tag = str(told.get("embodiment_tag"))
     known = section(told, "embodiment_mapping", str(file))
     row = known.get(tag, 0)
 
     def scale(feature: str, still: float) -> Normalizer:
-        low, high = (statistics.get(f"{feature}.{kind}") for kind in ("min", "max"))
-        if low is None or high is None:
-            raise ValueError(f"{file}: its statistics lack the min and max of {feature}.")
-        return from_range(low.astype(np.float64).ravel(), high.astype(np.float64).ravel(), still)
+        kinds = [f"{feature}.{kind}" for kind in ("min", "max")]
+        found = {place: x for place, x in saved if all(kind in x for kind in kinds)}
+        if not found:
+            raise ValueError(
+                f"{file} has no statistics of {feature} (min and max), nor has {POSTPROCESSOR}; "
+                "copy all policy_*.json and policy_*.safetensors of the policy again."
+            )
+        ranges = [np.stack([x[kind].ravel() for kind in kinds]) for x in found.values()]
+        if not all(np.array_equal(ranges[0], other) for other in ranges):
+            raise ValueError(
+                f"{' and '.join(found)} have different statistics of {feature}; copy both of the "
+                "same policy."
+            )
+        low, high = ranges[0].astype(np.float64)
+        return from_range(low, high, still)
 
+    (state, *names) = robot_names(read_renamed(before), ("observation.state", *cameras), str(file))
     robot = Embodiment(
         tag,
-        cameras,
+        tuple(names),
         scale("observation.state", _STILL_STATE),
         scale("action", _STILL_ACTION),
-        keys=RawKeys(
-            tuple((name, name) for name in cameras), ("observation.state",), "task", DEFAULT
-        ),
+        keys=RawKeys(tuple((name, name) for name in names), (state,), "task", DEFAULT),
     )
     return (tag if TAGS.get(tag) == row else str(row)), robot
 

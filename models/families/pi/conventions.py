@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from models.checkpoints.lerobot_pipeline import robot_names
 from models.checkpoints.statistics_file import read_scale
 from models.families.pi import lerobot
 from models.families.pi.lerobot_statistics import read_normalizers
 from models.families.pi.model import PiConfig
 from models.families.pi.released import CAMERAS, Released, Source, StateOption, find_released
 from models.formats import CheckpointInfo
-from models.inputs.embodiment import Embodiment, Normalizer, Scaling
+from models.inputs.embodiment import Embodiment, Scaling
 from models.inputs.pictures import Bilinear, BilinearDark
 from models.inputs.processor import Processor
 from models.inputs.raw import RawKeys
@@ -100,18 +101,17 @@ def lerobot_policy(path: Path, info: CheckpointInfo, told: PiOptions) -> tuple[A
             "pi05_libero, from which lerobot/pi05_libero_base was made)"
         )
     _ask(path, questions)
-    cameras = found.cameras or CAMERAS
-    robot = _in_model_units(cameras, *dims)
+    names = found.cameras or CAMERAS
+    (state_key, *cameras) = robot_names(found.renamed, ("observation.state", *names), str(path))
     robot = replace(
-        robot,
-        absent=tuple(name for name in cameras if _EMPTY.search(name)),
-        keys=RawKeys(tuple((c, c) for c in cameras), ("observation.state",), "task"),
+        Embodiment.in_model_units(tuple(cameras), *dims),
+        absent=tuple(c for c, name in zip(cameras, names, strict=True) if _EMPTY.search(name)),
+        keys=RawKeys(tuple((c, c) for c in cameras), (state_key,), "task"),
+        adapter=found.adapter,
     )
     if scales := read_normalizers(path):
-        state_scales = scales.get("observation.state", robot.state)
-        robot = replace(
-            robot, name="LeRobot", state=state_scales, actions=scales.get("action", robot.actions)
-        )
+        state_scales, action_scales = scales["observation.state"], scales["action"]
+        robot = replace(robot, name="LeRobot", state=state_scales, actions=action_scales)
     relative = found.relative if told.relative is None else tuple(told.relative)
     if family == "pi0_fast":
         rest = {
@@ -151,7 +151,7 @@ def lerobot_processor(path: Path, info: CheckpointInfo, config: Any) -> Processo
 
 def _familys(config: Any) -> Any:
     """The family's own preparation, for a robot in the model's units."""
-    return config.processor([_in_model_units((), config.state_dim, config.action_dim)])
+    return config.processor([Embodiment.in_model_units((), config.state_dim, config.action_dim)])
 
 
 def _lerobots(config: Any, found: lerobot.LerobotConfig, padded: bool, dark: bool) -> Processor:
@@ -213,7 +213,7 @@ def _openpi(
     if family != "pi0_fast":
         config = replace(config, state_input=_form(state))
     dims = known.state_dims or config.state_dim, known.action_dims or config.action_dim
-    robot = _in_model_units(known.cameras or CAMERAS, *dims)
+    robot = Embodiment.in_model_units(known.cameras or CAMERAS, *dims)
     robot = replace(robot, absent=known.absent, keys=known.keys, adapter=known.adapter)
     if file is not None:
         scaling = known.normalization or _NORMALIZATION[family]
@@ -301,11 +301,6 @@ def _statistics(path: Path, row: Released | None, told: PiOptions) -> tuple[str,
         )
     name = wanted or next(iter(found), "")
     return name, found.get(name)
-
-
-def _in_model_units(cameras: tuple[str, ...], states: int, actions: int) -> Embodiment:
-    units = Normalizer.identity(states), Normalizer.identity(actions)
-    return Embodiment("model units", cameras, *units)
 
 
 def _finished(robot: Embodiment, relative: tuple[int, ...]) -> Embodiment:

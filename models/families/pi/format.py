@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from models.checkpoints.lerobot_pipeline import PREPROCESSOR
 from models.checkpoints.sources import open_orbax
 from models.checkpoints.statistics_file import read_scales
 from models.families.pi import export, lerobot, openpi
@@ -18,7 +17,7 @@ from models.families.pi.conventions import (
 )
 from models.families.pi.fast import checkpoint as pi0_fast
 from models.families.pi.fast import export as fast_export
-from models.families.pi.lerobot_statistics import read_modes
+from models.families.pi.lerobot_statistics import has_statistics, read_modes
 from models.formats import CheckpointFormat, CheckpointInfo, ReadScales, require_scaling
 from models.inputs.embodiment import Normalizer, Scaling
 from models.policy import Policy
@@ -62,21 +61,20 @@ def _openpi_statistics(folder: Path) -> Mapping[str, ReadScales]:
 
 
 def _lerobot_statistics(folder: Path) -> Mapping[str, ReadScales]:
-    known = (folder / PREPROCESSOR).is_file()
-    return {"": partial(_in_processor, folder)} if known else {}
+    return {"": partial(_in_processor, folder)} if has_statistics(folder) else {}
 
 
 def _in_processor(folder: Path, state: Scaling, actions: Scaling) -> tuple[Normalizer, Normalizer]:
     """Scales from LeRobot's files, whose processor says by what each feature is scaled."""
-    modes, file = read_modes(folder), folder / PREPROCESSOR
+    modes = read_modes(folder)
 
     def scale(what: str, feature: str, wanted: Scaling) -> Normalizer:
         if feature not in modes:
             raise ValueError(
-                f"{file} has no scale for {feature}; give a file that has its statistics."
+                f"{folder} has no scale for {feature}; give a file that has its statistics."
             )
         mode, found = modes[feature]
-        require_scaling(str(file), what, _MODES.get(mode, mode), wanted, _MODES)
+        require_scaling(str(folder), what, _MODES.get(mode, mode), wanted, _MODES)
         return found
 
     return scale("state", "observation.state", state), scale("action", "action", actions)

@@ -7,7 +7,8 @@ Names are those of Hugging Face's PaliGemma and Gemma. Up to LeRobot 0.4.4 the e
 import json
 import math
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,15 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from models.checkpoints.layout import exported
-from models.checkpoints.lerobot_pipeline import PREPROCESSOR, read_steps
+from models.checkpoints.lerobot_pipeline import (
+    POSTPROCESSOR,
+    PREPROCESSOR,
+    RENAME,
+    TOKENIZE,
+    Step,
+    read_pipeline,
+    read_renamed,
+)
 from models.checkpoints.rename import Rule, Table
 from models.checkpoints.safetensors_format import Entry, new_model, write_file
 from models.checkpoints.sources import CheckpointSource, open_safetensors
@@ -78,30 +87,54 @@ PI05 = Table(
 )
 
 _OLDER = (
+    (r"_orig_mod\.", ""),
     (r"^model\.(?=paligemma_with_expert|action_|state_proj|time_mlp|(un)?normalize)", ""),
     (r"paligemma\.language_model\.model\.", "paligemma.model.language_model."),
     (r"paligemma\.language_model\.lm_head\.", "paligemma.lm_head."),
     (r"paligemma\.(?=vision_tower|multi_modal_projector)", "paligemma.model."),
 )
-"""Prefixes of other writers: LeRobot's, and transformers' before 4.52."""
+"""Prefixes of other writers: torch.compile's, LeRobot's, and transformers' before 4.52."""
+
+_RELATIVE, _ABSOLUTE = "relative_actions_processor", "absolute_actions_processor"
+NORMALIZE, UNNORMALIZE = "normalizer_processor", "unnormalizer_processor"
+_NUMBERS = (RENAME, _RELATIVE, NORMALIZE)
+_PREPARE = "pi05_prepare_state_tokenizer_processor_step"
+_PREPARE_FAST = "pi0_fast_prepare_state_tokenizer_processor_step"
+_NEW_LINE, _ACTION_TOKENS = "pi0_new_line_processor", "action_tokenizer_processor"
+ANY = "any"
+"""Kind of a policy of which only files of steps are there."""
+_BEFORE: dict[str, tuple[tuple[str, ...], ...]] = {
+    "pi0": (_NUMBERS, (_NEW_LINE, TOKENIZE)),
+    "pi05": ((*_NUMBERS, _PREPARE, TOKENIZE),),
+    "pi0_fast": ((*_NUMBERS, _PREPARE_FAST, TOKENIZE), (*_NUMBERS, _ACTION_TOKENS)),
+}
+_BEFORE[ANY] = tuple(order for orders in list(_BEFORE.values()) for order in orders)
+_AFTER = ((UNNORMALIZE, _ABSOLUTE),)
+"""Steps that a policy's preparation and its actions go through here, in their order."""
+_WORDS = {"pi0": _NEW_LINE, "pi05": _PREPARE, "pi0_fast": _PREPARE_FAST}
+MODES = {"pi0": "MEAN_STD", "pi05": "QUANTILES", "pi0_fast": "MEAN_STD"}
+"""LeRobot's scaling of state and actions where config.json does not name it."""
 
 
 @dataclass(frozen=True)
 class LerobotConfig:
     """Facts that config.json tells and shapes do not: `horizon` of a chunk, the `text` limit in
-    tokens, `state_dim` as padded, `cameras` in the model's order, the robot's own dims if it says,
-    and the action dims that are `relative` to the state.
+    tokens, `state_dim` and `action_dim` as padded, `cameras` in the model's order, the robot's own
+    dims if it says, and the action dims that are `relative` to the state.
 
     `earlier`: True if a LeRobot before 0.5.0 wrote it, None if the files do not tell. `kind`:
     "pi0", "pi05" or "pi0_fast"; "" for openpi's conversion to PyTorch. `max_decoding_steps`: tokens
     of a chunk that π0-FAST writes at most, drawn at `temperature`. `euler_steps`: of the others'
-    sampler. `rtc_max_delay`: see PiConfig.
+    sampler. `rtc_max_delay`: see PiConfig. `scaling`: LeRobot's name of the scaling of "STATE" and
+    "ACTION". `renamed`: {the robot's name of an observation: the policy's}, where they differ.
+    `adapter`: see Embodiment.
     """
 
     horizon: int
     text: int
     state_dim: int = 32
     cameras: tuple[str, ...] = ()
+    action_dim: int = 32
     robot_state: int | None = None
     robot_action: int | None = None
     relative: tuple[int, ...] = ()
@@ -111,6 +144,19 @@ class LerobotConfig:
     temperature: float = 0.0
     euler_steps: int = 10
     rtc_max_delay: int = 0
+    scaling: Mapping[str, str] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    adapter: str = ""
+
+
+_MEMORY = "policies that read earlier observations are not supported yet"
+_REFUSED = {
+    "use_visual_memory": _MEMORY,
+    "use_proprioceptive_memory": _MEMORY,
+    "use_delta_joint_actions_aloha": "LeRobot itself does not carry it out; remove it if it was "
+    "not used",
+}
+"""Settings of config.json under which a policy cannot act here, and why."""
 
 
 def open_lerobot(path: Path) -> CheckpointSource:
@@ -175,31 +221,92 @@ def read_config(path: Path) -> LerobotConfig:
         )
     if not horizons:
         raise ValueError(f"{file} has neither chunk_size nor action_horizon; add one.")
+    if "type" not in values and (file.parent / PREPROCESSOR).is_file():
+        raise ValueError(f"{file} has no type, such as 'pi0'; copy or download it again.")
     inputs, outputs = (section(values, f"{x}_features", where) for x in ("input", "output"))
-    text = 48 if kind == "pi0" else 200
-    for name in ("use_visual_memory", "use_proprioceptive_memory"):
+    for name, why in _REFUSED.items():
         if values.get(name):
-            raise ValueError(
-                f"{file} has {name}; policies that read earlier observations are not supported yet."
-            )
+            raise ValueError(f"{file} has {name}; {why}.")
+    before, after = read_steps(path, values.get("type", ""))
+    told = before[TOKENIZE].config if TOKENIZE in before else {}
+    if told.get("max_length") is None:
+        text = whole(values, "tokenizer_max_length", 48 if kind == "pi0" else 200, where)
+    else:
+        text = whole(told, "max_length", 0, str(before[TOKENIZE].file))
     action = _dim(outputs, "action", where)
+    old_steps = whole(values, "num_steps", 10, where)  # its name before LeRobot 0.4
+    action_dim = whole(values, "max_action_dim", 32, where)
     return LerobotConfig(
         horizon=whole(values, horizons[0], 0, where),
-        text=whole(values, "tokenizer_max_length", text, where),
+        text=text,
         state_dim=whole(values, "max_state_dim", 32, where),
         cameras=tuple(
             name for name in inputs if section(inputs, name, where).get("type") == "VISUAL"
         ),
         robot_state=_dim(inputs, "observation.state", where),
+        action_dim=action_dim,
         robot_action=action,
-        relative=_relative(file, values, action or whole(values, "max_action_dim", 32, where)),
-        earlier=_is_earlier(file, values),
+        relative=_relative(file, values, before, after, action or action_dim),
+        earlier=_is_earlier(file, values, before),
         kind=str(values.get("type", "")),
         max_decoding_steps=whole(values, "max_decoding_steps", 256, where),
         temperature=from_json(float, values.get("temperature", 0.0), f"{where}: temperature"),
-        euler_steps=whole(values, "num_inference_steps", 10, where),
+        euler_steps=whole(values, "num_inference_steps", old_steps, where),
         rtc_max_delay=whole(values, "rtc_training_max_delay", 0, where, least=0),
+        scaling=read_scaling(file.parent, values, before.get(NORMALIZE), after.get(UNNORMALIZE)),
+        renamed=read_renamed(before),
+        adapter="aloha" if values.get("adapt_to_pi_aloha") else "",
     )
+
+
+def read_steps(path: Path, kind: str) -> tuple[dict[str, Step], dict[str, Step]]:
+    """The steps before and after the network of a policy of a kind, by their names; {} for a file
+    that is not there, and for openpi's conversion (kind "").
+
+    Raises:
+      ValueError: as `read_pipeline`.
+    """
+    folder = path if path.is_dir() else path.parent
+    if not kind:
+        return {}, {}
+    needed = () if kind == ANY else (_WORDS[kind], TOKENIZE)
+    return (
+        read_pipeline(folder / PREPROCESSOR, _BEFORE[kind], needed),
+        read_pipeline(folder / POSTPROCESSOR, _AFTER),
+    )
+
+
+def read_scaling(
+    folder: Path, values: dict[str, Any], before: Step | None, after: Step | None
+) -> dict[str, str]:
+    """LeRobot's name of the scaling of states and actions, by the pipelines' steps or else by
+    config.json, whose `values` are given; {} where neither says.
+
+    Raises:
+      ValueError: the steps contradict each other, or pictures are scaled.
+    """
+    mapping = values.get("normalization_mapping")
+    told = section(values, "normalization_mapping", str(folder))
+    found = {}
+    for what in ("VISUAL", "STATE", "ACTION"):
+        steps = [step for step in (before, after) if step is not None]
+        maps = [section(step.config, "norm_map", str(step.file)) for step in steps]
+        modes = {str(norm_map[what]) for norm_map in maps if what in norm_map}
+        if modes or mapping is not None:
+            found[what] = str(next(iter(modes), told.get(what, "IDENTITY")))
+        if len(modes) > 1:
+            raise ValueError(
+                f"{folder / PREPROCESSOR} and {POSTPROCESSOR} scale {what} by "
+                f"{' and '.join(sorted(modes))[:80]}; copy both of the same policy."
+            )
+    if (visual := found.pop("VISUAL", "IDENTITY")) != "IDENTITY":
+        raise ValueError(
+            f"{folder} scales pictures by {visual[:80]} (VISUAL); only IDENTITY is supported."
+        )
+    keys = None if before is None else before.config.get("normalize_observation_keys")
+    if keys is not None and "observation.state" not in keys:
+        found["STATE"] = "IDENTITY"
+    return found
 
 
 def export(params: PyTree, config: LerobotConfig, path: Path, dtype: str = "float32") -> None:
@@ -246,15 +353,29 @@ def _dim(features: dict[str, Any], name: str, where: str) -> int | None:
     return whole({name: shape[0]}, name, 0, where)
 
 
-def _relative(file: Path, values: dict[str, Any], dims: int) -> tuple[int, ...]:
+def _relative(
+    file: Path,
+    values: dict[str, Any],
+    before: Mapping[str, Step],
+    after: Mapping[str, Step],
+    dims: int,
+) -> tuple[int, ...]:
     """Action dims relative to the state, by the preprocessor's step or else by config.json."""
-    if step := _steps(file).get("relative_actions_processor"):
-        told = section(step, "config", str(file.parent / PREPROCESSOR))
-        used, excluded, names = (told.get(x) for x in ("enabled", "exclude_joints", "action_names"))
+    if step := before.get(_RELATIVE):
+        used, excluded, names = (
+            step.config.get(x) for x in ("enabled", "exclude_joints", "action_names")
+        )
     else:
         used, excluded, names = (
             values.get(x)
             for x in ("use_relative_actions", "relative_exclude_joints", "action_feature_names")
+        )
+    turned = after[_ABSOLUTE].config.get("enabled") if _ABSOLUTE in after else False
+    if before and after and bool(used) != bool(turned):
+        raise ValueError(
+            f"{PREPROCESSOR} of {file.parent} {'makes' if used else 'does not make'} actions "
+            f"relative to the state, but {POSTPROCESSOR} {'adds' if turned else 'does not add'} it "
+            "again; copy both files of the same policy."
         )
     if not used:
         return ()
@@ -269,25 +390,18 @@ def _relative(file: Path, values: dict[str, Any], dims: int) -> tuple[int, ...]:
     return tuple(d for d in range(dims) if d not in kept)
 
 
-def _is_earlier(file: Path, values: dict[str, Any]) -> bool | None:
+def _is_earlier(file: Path, values: dict[str, Any], before: Mapping[str, Step]) -> bool | None:
     """True if a LeRobot before 0.5.0 wrote the files; None if they do not say.
 
     No file names a version. `use_relative_actions` came with 0.5.1, `cudnn_deterministic` of
     train_config.json with 0.5.0, and `use_peft` with 0.4.3.
     """
-    if "use_relative_actions" in values or "relative_actions_processor" in _steps(file):
+    if "use_relative_actions" in values or _RELATIVE in before:
         return False
     training = file.parent / "train_config.json"
     if training.is_file():
         return "cudnn_deterministic" not in read_json(training)
     return None if "use_peft" in values or "type" not in values else True
-
-
-def _steps(file: Path) -> dict[str, dict[str, Any]]:
-    """Steps of the preprocessor beside config.json, by name."""
-    path = file.parent / PREPROCESSOR
-    listed = read_steps(path) if path.is_file() else []
-    return {str(step.get("registry_name")): step for step in listed}
 
 
 def _heads(source: CheckpointSource, name: str, default: int) -> int:

@@ -220,7 +220,7 @@ def test_a_lerobot_config_of_nonsense_is_refused_by_its_file(change, tmp_path):
         {"state_file": "/etc/passwd"},
         {"state_file": {"a": 1}},
         {"config": []},
-        {"config": {"features": 3, "norm_map": {}}},
+        {"config": {"norm_map": 3}},
         {"config": {"eps": float("nan")}},
         {"config": {"eps": "x"}},
         {"config": {"norm_map": {"ACTION": ["MEAN_STD"]}}},
@@ -229,7 +229,7 @@ def test_a_lerobot_config_of_nonsense_is_refused_by_its_file(change, tmp_path):
 )
 def test_statistics_of_nonsense_are_refused_by_their_file(change, tmp_path):
     step = {
-        "registry_name": "normalizer_processor",
+        "registry_name": "unnormalizer_processor",
         "state_file": "stats.safetensors",
         "config": {
             "features": {"action": {"type": "ACTION", "shape": [2]}},
@@ -237,14 +237,21 @@ def test_statistics_of_nonsense_are_refused_by_their_file(change, tmp_path):
             "eps": 1e-8,
         },
     }
-    zero = np.zeros(2, np.float32)
+    zero, file = np.zeros(2, np.float32), tmp_path / "policy_postprocessor.json"
+    told = {
+        "type": "pi0",
+        "chunk_size": 2,
+        "normalization_mapping": {"ACTION": "MEAN_STD"},
+        "output_features": {"action": {"type": "ACTION", "shape": [2]}},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(told))
     (tmp_path / "stats.safetensors").write_bytes(save({"action.mean": zero, "action.std": zero}))
-    (tmp_path / "policy_preprocessor.json").write_text(json.dumps({"steps": [step]}))
+    file.write_text(json.dumps({"steps": [step]}))
     assert read_normalizers(tmp_path)["action"].scale == (1e-8, 1e-8)
     for key, value in change.items():
         merged = step[key] | value if isinstance(value, dict) and key == "config" else value
         step[key] = merged
-    (tmp_path / "policy_preprocessor.json").write_text(json.dumps({"steps": [step]}))
+    file.write_text(json.dumps({"steps": [step]}))
     with pytest.raises(ValueError, match=str(tmp_path)):
         read_normalizers(tmp_path)
 

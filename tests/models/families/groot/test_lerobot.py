@@ -7,10 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from models import Policy, load_policy
 from models.families.groot import checkpoint, lerobot
+from models.families.groot.conventions import released_processor, robots
+from models.families.groot.model import GrootConfig
 from models.inputs.pictures import StretchedMiddle
 from models.inputs.processor import Processor
 from models.inputs.prompts import TemplatePrompt
@@ -78,6 +80,73 @@ def test_what_was_written_acts_as_before_when_it_is_read_again(policy, written, 
     again, noise = load_policy(folder), np.load(WHOLE / "case.npz")["noise"][0]
     found = [x.infer(observed(CASES[0]), noise=noise)["actions"] for x in (policy, again)]
     np.testing.assert_allclose(found[0], found[1], rtol=1e-5, atol=1e-6)
+
+
+def by_class(step):
+    del step["registry_name"]
+    step["class"] = "lerobot.policies.groot.processor_groot.GrootPackInputsStep"
+
+
+def pack_of(folder: Path, at=None):
+    """The preprocessor's path and JSON, and its list of steps or one of them."""
+    file = folder / "policy_preprocessor.json"
+    told = json.loads(file.read_text())
+    return file, told, told["steps"] if at is None else told["steps"][at]
+
+
+@pytest.mark.parametrize(
+    ("at", "change", "told"),
+    [
+        (2, lambda x: x.pop("state_file"), None),
+        (2, lambda x: x.update(state_file="lost.safetensors"), None),
+        (2, lambda x: x.update(state_file="model.safetensors"), None),
+        (2, by_class, None),
+        (None, lambda x: x.insert(0, {"registry_name": "mirror"}), "step 0 is 'mirror', which"),
+        (None, lambda x: x.pop(2), "lacks the step groot_pack_inputs_v3"),
+        (2, lambda x: x["config"].update(formalize_language=True), "only False is supported"),
+    ],
+)
+def test_scales_are_found_in_either_file_of_lerobots_and_unknown_steps_refused(
+    tmp_path, at, change, told
+):
+    folder = lerobots_folder(tmp_path / "folder", tokenizer=False)
+    (wanted,) = (read() for read in robots(folder).values())
+    file, values, part = pack_of(folder, at)
+    change(part)
+    file.write_text(json.dumps(values))
+    if told is None:
+        (found,) = (read() for read in robots(folder).values())
+        assert found == wanted
+        return
+    for read in (robots, lambda folder: released_processor(folder, GrootConfig())):
+        with pytest.raises(ValueError, match=told):
+            read(folder)
+
+
+def test_renamed_cameras_are_read_under_the_robots_names(tmp_path):
+    folder = lerobots_folder(tmp_path / "folder", tokenizer=False)
+    (before,) = (read() for read in robots(folder).values())
+    file, values, rename = pack_of(folder, 0)
+    front, wrist = before.cameras
+    rename["config"]["rename_map"] = {front: wrist, wrist: front, "joints": "observation.state"}
+    file.write_text(json.dumps(values))
+    (robot,) = (read() for read in robots(folder).values())
+    assert robot.cameras == (wrist, front)
+    assert robot.keys.state == ("joints",)
+    assert robot.actions == before.actions
+
+
+def test_statistics_that_contradict_each_other_or_are_lost_are_refused(tmp_path):
+    folder = lerobots_folder(tmp_path / "folder", tokenizer=False)
+    (file,) = folder.glob("policy_postprocessor*.safetensors")
+    found = load_file(file)
+    save_file(found | {"action.max": found["action.max"] + 1}, file)
+    with pytest.raises(ValueError, match="have different statistics of action"):
+        robots(folder)
+    for file in folder.glob("policy_*.safetensors"):
+        file.unlink()
+    with pytest.raises(ValueError, match=r"no statistics of observation\.state \(min and max\)"):
+        robots(folder)
 
 
 def other(policy: Policy, **fields: object) -> Policy:

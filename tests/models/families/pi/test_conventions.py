@@ -12,7 +12,7 @@ from models.checkpoints.sources import open_orbax
 from models.families.pi import lerobot, openpi
 from models.families.pi.model import Pi
 from models.families.pi.released import CAMERAS, RELEASED
-from models.load import inspect_checkpoint
+from models.load import inspect_checkpoint, inspect_params, trained_preparation
 from tests.helpers.models.openpi_numbers import FIXTURES
 from tests.helpers.models.processors import reading, tokens_of, word_processor
 
@@ -276,9 +276,56 @@ def test_lerobots_relative_actions_are_kept(port):
     changed(port, use_relative_actions=True, relative_exclude_joints=["Gripper", "C"])
     found = inspect_checkpoint(changed(port, action_feature_names=names)).processor.embodiments[0]
     assert found.relative == (0, 1, -1, 3, 4, 5, 6, -1)
-    step = {"registry_name": "relative_actions_processor", "config": {"enabled": False}}
-    write(port / "policy_preprocessor.json", {"steps": [step]})
+    write(port / "policy_preprocessor.json", {"steps": pipeline(relative={"enabled": False})})
     assert inspect_checkpoint(port).processor.embodiments[0].relative == ()
+
+
+def pipeline(rename=None, relative=None):
+    """Steps before a π0.5 of LeRobot's."""
+    steps = {
+        "rename_observations_processor": {"rename_map": rename or {}},
+        "relative_actions_processor": relative or {},
+        "normalizer_processor": {},
+        "pi05_prepare_state_tokenizer_processor_step": {},
+        "tokenizer_processor": {"max_length": 200},
+    }
+    return [{"registry_name": name, "config": config} for name, config in steps.items()]
+
+
+def test_a_renamed_camera_and_state_are_read_under_the_robots_names(port):
+    """Cameras keep the model's order; a robot that sends the policy's own name is told."""
+    features = {
+        f"observation.images.{name}": {"type": "VISUAL", "shape": [3, 28, 28]}
+        for name in ("base", "wrist", "empty_camera_0")
+    }
+    changed(port, input_features=features | {"observation.state": {"type": "STATE", "shape": [7]}})
+    base, wrist, empty = features
+    for renamed, cameras, state in (
+        ({base: wrist, wrist: base}, (wrist, base, empty), "observation.state"),
+        ({"front": base, "joints": "observation.state"}, ("front", wrist, empty), "joints"),
+        ({"observation.images.unused": "other"}, (base, wrist, empty), "observation.state"),
+    ):
+        write(port / "policy_preprocessor.json", {"steps": pipeline(renamed)})
+        (robot,) = inspect_checkpoint(port, state="text").processor.embodiments
+        assert robot.cameras == cameras
+        assert robot.absent == (empty,)
+        assert robot.keys.images == tuple((name, name) for name in cameras)
+        assert robot.keys.state == (state,)
+    write(port / "policy_preprocessor.json", {"steps": pipeline({base: wrist})})
+    with pytest.raises(ValueError, match=f"turns {base} into {wrist}, but the policy reads both"):
+        inspect_checkpoint(port, state="text")
+
+
+def test_preparation_to_train_from_refuses_a_step_that_it_does_not_know(port):
+    unknown = {"class": "mine.Mirror", "config": {}}
+    write(port / "policy_preprocessor.json", {"steps": [*pipeline(), unknown]})
+    with pytest.raises(ValueError, match=r"step 5 is 'mine\.Mirror', which is not carried out"):
+        trained_preparation(port, inspect_params(port).config)
+
+
+def test_a_base_says_at_load_that_it_has_no_statistics(port, caplog):
+    load_policy(port, state="text")
+    assert "has no statistics of a robot, as a base to train from" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["use_visual_memory", "use_proprioceptive_memory"])

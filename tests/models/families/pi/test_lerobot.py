@@ -21,6 +21,7 @@ CONFIG = lerobot.LerobotConfig(
     horizon=6,
     text=21,
     state_dim=10,
+    action_dim=10,
     cameras=("observation.images.top", "observation.images.wrist"),
     robot_state=7,
     robot_action=8,
