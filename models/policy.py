@@ -21,10 +21,15 @@ from models.files import html
 from models.flow import flow
 from models.flow.realtime_chunking import LIMIT, Chunking, Given, Guidance, Left, left_over
 from models.inputs.embodiment import Embodiment
-from models.inputs.observation import RobotObservation, read_observation, samples_of
+from models.inputs.observation import (
+    Inputs,
+    Observations,
+    RobotObservation,
+    inputs_of,
+    samples_of,
+)
 from models.inputs.packed_batch import Layout, PackedBatch, Sample, most_images, pack
 from models.inputs.processor import Processor
-from models.inputs.raw import batched, is_raw, read_raw
 from models.model import bind_processor, function_at, require
 from models.requests import (
     Request,
@@ -117,13 +122,14 @@ class Policy:
         self,
         observation: tuple[UInt8[ArrayLike, "n c h w 3"], Float[ArrayLike, "n s"]],
         prompts: list[str],
-        keys: Integer[ArrayLike, "n 2"] | Sequence[tuple[int, int]],
+        keys: Integer[ArrayLike, "n 2"] | Sequence[tuple[int, int]] | None = None,
     ) -> Float[np.ndarray, "n t a"]:
         """Chunks for N observations, each (pictures in the embodiment's camera order, state).
 
         Args:
-          keys: any two integers for each row, such as (episode, step); a row's noise depends on
-            them alone.
+          keys: any two integers for each row, such as (episode, step), from which the noise is
+            drawn where its chunk begins: the same keys give the same chunk, other keys another
+            sample. (0, i) for row i if None.
 
         Raises:
           ValueError: cameras or state dims do not match the embodiment's, or there is no row.
@@ -152,13 +158,14 @@ class Policy:
         session: RobotSession | None = None,
         executed: int | None = None,
     ) -> dict[str, Any]:
-        """{"actions": chunks [*b, h, a] in the robot's units} for an observation in openpi's form,
-        see `read_observation`. A policy without a processor takes the model's own inputs (for
-        GR00T's, see `groot_batch`) and answers in the model's units.
+        """{"actions": chunks in the robot's units}: [h, a] for an observation without a batch axis,
+        or else [b, h, a]. A policy that predicts subtasks adds "subtask", the text of the subtask
+        that each row's chunk carries out.
 
-        A released policy also reads what its robot's clients send, see `models.inputs.raw`; as they
-        expect, one such observation without a batch axis is answered with [h, a]. A policy that
-        predicts subtasks adds "subtask", the text of the subtask that each row's chunk carries out.
+        The observation comes under the keys that a server of this policy advertises, those of its
+        robot's clients, of its dataset, or of openpi's `Observation` ("image", which may leave out
+        cameras); see `Inputs.read`. A policy without a processor takes the model's own inputs (for
+        GR00T's, see `groot_batch`) and answers with [b, h, a] in the model's units.
 
         Args:
           noise: where integration starts, in the model's dims; drawn from `keys` if None.
@@ -194,16 +201,16 @@ class Policy:
                 for at, rows in split_rows(count, self.sizes)
             ]
             return {"actions": with_committed(np.concatenate(chunks), lefts)}
+        observations, axes = self._read(observation)
         requests = self.prepare(
-            observation,
+            observations,
             keys,
             previous=previous,
             committed=committed,
             session=session,
             executed=executed,
         )
-        raw = self._robot.keys
-        alone = raw is not None and is_raw(observation, raw) and not batched(observation, raw)
+        alone = not axes
         if alone and start is not None and start.ndim == 2:
             start = start[None]
         requests = self.with_subtasks(requests)
@@ -233,7 +240,9 @@ class Policy:
         Raises:
           ValueError: as `infer`.
         """
-        observations = self._read(observation) if isinstance(observation, Mapping) else observation
+        if isinstance(observation, Mapping):
+            observation = self._read(observation).rows
+        observations = observation
         if session is not None:
             if len(observations) != 1 or previous is not None or not isinstance(committed, int):
                 raise ValueError(
@@ -296,6 +305,16 @@ class Policy:
             ensemble=getattr(config, "temporal_ensemble_coeff", None),
             continues=continues,
         )
+
+    @property
+    def reads_state(self) -> bool:
+        """True if the model or its action units need the state."""
+        return self._prepared().state_input != "none" or bool(self._robot.relative)
+
+    @property
+    def inputs(self) -> Inputs:
+        """Names under which observations come."""
+        return inputs_of(self._robot, self.reads_state, self.model.config.vocabulary)
 
     @property
     def predicts_subtasks(self) -> bool:
@@ -405,7 +424,7 @@ class Policy:
     def loss(
         self,
         observation: Mapping[str, Any],
-        actions: Float[ArrayLike, "b h a"],
+        actions: Float[ArrayLike, "*b h a"],
         *,
         action_mask: Bool[ArrayLike, "b h a"] | None = None,
         noise: Float[ArrayLike, "b h _a"] | None = None,
@@ -417,7 +436,7 @@ class Policy:
         `action_mask`.
 
         Args:
-          actions: chunks in the robot's units.
+          actions: chunks in the robot's units; [h, a] counts as a batch of one.
           noise, time: of the flow (1 is noise, 0 is data), the noise in the model's dims; drawn
             from (`seed`, i) if None. A model with `rtc_max_delay` takes one time for each step, 0
             where its action is given.
@@ -426,6 +445,7 @@ class Policy:
           ValueError: as `infer`, or the model has no velocity field.
         """
         chunks = np.asarray(actions, np.float32)
+        chunks = chunks[None] if chunks.ndim == 2 else chunks
         own_batch = self._own_batch
         if own_batch is not None:
             batch = own_batch(observation, self.model.config, chunks, action_mask)
@@ -435,7 +455,7 @@ class Policy:
                 "the loss averages over every action dim, as openpi's does."
             )
         else:
-            observations = self._read(observation, {"actions": len(chunks)})
+            observations = self._read(observation, {"actions": len(chunks)}).rows
             batch = self.rows(self._samples(observations, chunks))
         drawn = flow.draw(jax.random.key(seed), batch.sample_id, 1, batch.actions.shape[2:])
         at = drawn[0] if time is None else np.asarray(time, np.float32)[:, None, None]
@@ -488,15 +508,11 @@ class Policy:
 
     def _read(
         self, observation: Mapping[str, Any], rows: Mapping[str, int] | None = None
-    ) -> list[RobotObservation]:
-        """The observations in a mapping with openpi's names, or with those of the robot's
-        clients."""
-        processor, robot = self._prepared(), self._robot
-        if robot.keys is not None and is_raw(observation, robot.keys):
-            needs_state = processor.state_input != "none" or bool(robot.relative)
-            observation = read_raw(observation, robot.keys, robot.absent, needs_state)
-        vocabulary = self.model.config.vocabulary
-        return read_observation(observation, robot.cameras, vocabulary=vocabulary, rows=rows)
+    ) -> Observations:
+        inputs = self.inputs
+        if isinstance(observation.get("image"), Mapping):
+            inputs = replace(inputs, optional=frozenset(inputs.cameras))
+        return inputs.read(observation, rows)
 
     def _samples(
         self,

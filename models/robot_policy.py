@@ -123,7 +123,7 @@ class RobotPolicy:
     @property
     def reads_state(self) -> bool:
         """True if the model or its action units need the state."""
-        return self.processor.state_input != "none" or bool(self.embodiment.relative)
+        return self.policy.reads_state
 
     @property
     def chunk(self) -> tuple[int, int]:

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from models.inputs.embodiment import Embodiment
 
-_GROUPS = {"observation", "image", "images"}
+GROUPS = {"observation", "image", "images"}
 
 
 def plain_name(key: str) -> str:
     """A key without the parts that say only that it is an observation or an image."""
     parts = key.replace("/", ".").split(".")
-    while len(parts) > 1 and parts[0] in _GROUPS:
+    while len(parts) > 1 and parts[0] in GROUPS:
         parts = parts[1:]
     return ".".join(parts)
 

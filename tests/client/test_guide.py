@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from models.inputs.embodiment import Embodiment, Normalizer
+from models.inputs.observation import inputs_of
 from tests.helpers.tools.served import Echo, serving
-from tools.serving.inputs import inputs_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "docs/robot.md", ROOT / "client/README.md")

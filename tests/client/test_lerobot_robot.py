@@ -12,10 +12,10 @@ import pytest
 
 from chiliad_client import ControlLoop, LeRobotRobot, LoopSettings
 from models.inputs.embodiment import Embodiment, Normalizer
+from models.inputs.observation import inputs_of
 from tests.helpers.client.fakes import FakeClock, FakeServer
 from tests.helpers.tools.served import Echo, serving
 from tools.serving.client import Reply
-from tools.serving.inputs import inputs_of
 
 ROOT = Path(__file__).parents[2]
 CLIENT, PROGRAM = ROOT / "client", ROOT / "tests/helpers/client/lerobot_mock.py"

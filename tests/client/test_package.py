@@ -16,10 +16,10 @@ import pytest
 
 import chiliad_client
 from chiliad_client import wire
+from models.inputs.observation import inputs_of
 from tests.helpers.tools.served import OBSERVATION, ROBOT, serving
 from tests.helpers.tools.visitor import NEEDS_CLIENT, PYTHON
 from tools.serving import wire as servers
-from tools.serving.inputs import inputs_of
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "client"
@@ -174,4 +174,4 @@ with Connection(sys.argv[1]) as server:
     version, _, answer = done.stdout.partition(" ")
     assert version.startswith("1.")
     assert json.loads(answer) == np.full((2, 2), 0.5).tolist()
-    assert inputs_of(ROBOT, reads_state=True).read({**OBSERVATION}).observation.prompt
+    assert inputs_of(ROBOT, reads_state=True).read({**OBSERVATION}).rows[0].prompt

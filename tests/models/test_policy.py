@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from models.flow import flow
+from models.inputs.observation import inputs_of
 from tests.helpers.models.tiny_policy import (
     KEYS,
     PROMPTS,
@@ -104,6 +105,45 @@ def test_infer_act_and_requests_of_several_callers_give_the_same_chunks(policy):
     np.testing.assert_array_equal(
         policy.infer(one)["actions"], policy.infer(one, keys=default)["actions"]
     )
+
+
+FRONT = "observation.images.front"
+PICTURE, STATE = (x[0] for x in seen())
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"observation/front": PICTURE[0], "observation/state": STATE, "prompt": PROMPTS[0]},
+        {FRONT: PICTURE[0], "observation.state": STATE, "task": PROMPTS[0], "timestamp": 0.1},
+        {FRONT: PICTURE[0].transpose(2, 0, 1), "observation.state": STATE, "task": PROMPTS[0]},
+        {"images": {"front": PICTURE[0]}, "state": STATE.tolist(), "prompt": PROMPTS[0]},
+        {"image": {"front": PICTURE[0]}, "state": STATE, "prompt": np.array(PROMPTS[0])},
+        {"image": {FRONT: PICTURE[0]}, "state": STATE, "prompt": PROMPTS[0].encode()},
+        {"observation": {"images": {"front": PICTURE[0]}, "state": STATE}, "task": PROMPTS[0]},
+        {"front": PICTURE[0], "state": STATE, "prompt": PROMPTS[0], "action": np.zeros(2)},
+    ],
+)
+def test_infer_takes_the_keys_that_a_server_tells_and_the_datasets_own(policy, told):
+    robot = replace(policy.processor.embodiments[0], cameras=(FRONT,))
+    dataset = replace(policy, processor=replace(policy.processor, embodiments=(robot,)))
+    vars(dataset).update(_sample=policy._sample)
+    expected = policy.act((PICTURE[None], STATE[None]), PROMPTS[:1])
+    assert list(dataset.inputs.expected) == ["observation/front", "observation/state", "prompt"]
+    found = dataset.infer(told)["actions"]
+    assert found.shape == (6, 2)
+    np.testing.assert_array_equal(found, expected[0])
+    rows = {"task": PROMPTS[:2], FRONT: PICTURE.repeat(2, 0), "observation.state": [STATE] * 2}
+    np.testing.assert_array_equal(dataset.infer(rows)["actions"][0], expected[0])
+
+
+def test_cameras_of_one_plain_name_are_told_apart_by_their_whole_names(policy):
+    robot = replace(policy.processor.embodiments[0], cameras=("observation.images.front", "front"))
+    first, second = PICTURE[0], 255 - PICTURE[0]
+    told = {"image": {FRONT: first, "front": second}, "state": STATE, "prompt": "push"}
+    (read,) = inputs_of(robot, True).read(told).rows
+    np.testing.assert_array_equal(read.images[FRONT], first)
+    np.testing.assert_array_equal(read.images["front"], second)
 
 
 @pytest.mark.slow

@@ -288,7 +288,7 @@ def test_lerobots_own_loader_ran_the_files_that_are_exported_and_acts_alike(name
         found = again.infer(seen, noise=noise)["actions"]
         assert np.abs(found - wanted).max() < 1e-4 * np.abs(wanted).max()
         if i == 0:  # no resizing, in which openpi's and LeRobot's policies differ
-            own = policy.infer(_in_openpis_words(seen), noise=noise[None])["actions"][0]
+            own = policy.infer(_in_openpis_words(seen), noise=noise)["actions"]
             assert np.abs(own - wanted).max() < 1e-4 * np.abs(wanted).max()
 
 

@@ -2,6 +2,7 @@
 released policy's recorded observations, to 1e-4 of the actions."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,21 +15,24 @@ import numpy as np
 import pytest
 
 from models import Normalizer, Pi, load_policy
+from models.inputs.pictures import picture_fit
 from tests.helpers.models import groot_whole
 from tests.helpers.models.released_cases import RELEASED_CASES, answers, case_policy
 from tests.helpers.models.tiny_policy import CONFIG, KEYS, PROMPTS, openpi, seen, tiny_policy
 from tests.helpers.tools.exported_run import ran
 from tools.export.__main__ import main
 from tools.export.act import whole
+from tools.export.facts import _pictures
 from tools.export.facts import facts as described
 from tools.export.run import ExportedPolicy
-from tools.export.write import write
+from tools.export.write import _write_fits, write
 
 CASES = (
     "openpi/pi05_droid", "openpi/pi05_libero", "openpi/pi05_aloha", "openpi/pi0_aloha_sim",
     "openpi/pi0_base", "lerobot/0.4.4/pi05", "lerobot/0.6.1/pi0_relative",
 )  # fmt: skip
 """One of each way in which released policies are prepared; all 27 hold."""
+FITS = ("antialiased", "bilinear", "bilinear-dark", "stretched", "stretched-middle")
 FAST = Path(__file__).parents[1] / "fixtures" / "pi0_fast"
 
 
@@ -182,23 +186,136 @@ def test_a_loop_without_a_given_length_is_refused_in_onnx(tmp_path):
         write(fast_policy(), tmp_path / "out", "onnx")
 
 
-@pytest.mark.parametrize("mode", ["clip", "drop"])
-def test_what_is_added_beyond_an_array_goes_where_jax_puts_it(mode, tmp_path):
+def in_onnx(function, given, folder):
+    """Answers of a function of arrays by name, by ONNX and by JAX."""
     needs("onnx")
     import onnxruntime
 
     from tools.export import onnx_rules, onnx_writer
 
-    def add(weights, inputs):
-        return inputs["to"].at[inputs["at"]].add(1.0, mode=mode)
-
-    given = {"to": np.zeros(6, np.float32), "at": np.array([0, 2, 7], np.int32)}
     specs = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in given.items()}
-    model, arrays = onnx_writer.model_of(add, {}, specs, "found", onnx_rules.RULES)
-    onnx_writer.write(model, tmp_path / "add.onnx", arrays, "add.data")
-    session = onnxruntime.InferenceSession(str(tmp_path / "add.onnx"))
-    wanted = add({}, {name: jnp.asarray(x) for name, x in given.items()})
-    np.testing.assert_array_equal(session.run(None, given)[0], wanted)
+    model, arrays = onnx_writer.model_of(
+        lambda weights, inputs: function(**inputs), {}, specs, "found", onnx_rules.RULES
+    )
+    onnx_writer.write(model, folder / "program.onnx", arrays, "program.data")
+    session = onnxruntime.InferenceSession(str(folder / "program.onnx"))
+    wanted = function(**{name: jnp.asarray(x) for name, x in given.items()})
+    return session.run(None, given)[0], np.asarray(wanted)
+
+
+@pytest.mark.parametrize("mode", ["clip", "drop"])
+def test_what_is_added_beyond_an_array_goes_where_jax_puts_it(mode, tmp_path):
+    given = {"to": np.zeros(6, np.float32), "at": np.array([0, 2, 7], np.int32)}
+    found, wanted = in_onnx(lambda to, at: to.at[at].add(1.0, mode=mode), given, tmp_path)
+    np.testing.assert_array_equal(found, wanted)
+
+
+NHWC = ("NHWC", "HWIO", "NHWC")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "options"),
+    [
+        ((3, 2, 4, 6), {"padding": "SAME", "dimension_numbers": NHWC}),
+        ((3, 2, 4, 6), {"padding": "VALID", "window_strides": (2, 3), "dimension_numbers": NHWC}),
+        ((3, 3, 2, 6), {"padding": [(2, 0), (1, 3)], "rhs_dilation": (2, 1),
+                        "feature_group_count": 2, "dimension_numbers": NHWC}),
+        ((3, 3, 1, 8), {"padding": "SAME", "feature_group_count": 4, "dimension_numbers": NHWC}),
+        ((3, 3, 4, 6), {"padding": [(2, 2), (2, 1)], "lhs_dilation": (2, 3),
+                        "dimension_numbers": NHWC}),
+        ((2, 2, 4, 6), {"padding": [(-1, 0), (3, -2)], "dimension_numbers": NHWC}),
+        ((6, 7, 3, 2), {"padding": "SAME", "window_strides": (2, 1)}),
+        ((5, 8, 6), {"padding": [(4, 0)], "dimension_numbers": ("NWC", "WIO", "NWC")}),
+        ((2, 3, 2, 4, 5), {"padding": "SAME", "dimension_numbers": ("NDHWC", "DHWIO", "NDHWC")}),
+    ],
+)  # fmt: skip
+def test_a_convolution_is_exported_as_it_is(kernel, options, tmp_path):
+    rng = np.random.default_rng(0)
+    shape = {3: (2, 9, 8), 4: (2, 7, 9, 4), 5: (1, 4, 5, 6, 4)}[len(kernel)]
+    given = {"x": rng.normal(size=shape), "kernel": rng.normal(size=kernel)}
+    given = {name: value.astype(np.float32) for name, value in given.items()}
+    options = {"window_strides": (1,) * (len(kernel) - 2), **options}
+    found, wanted = in_onnx(
+        lambda x, kernel: jax.lax.conv_general_dilated(x, kernel, **options), given, tmp_path
+    )
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+@pytest.mark.parametrize(
+    ("window", "strides", "padding", "dilations"),
+    [
+        ((1, 3, 2, 1), (1, 2, 2, 1), "SAME", {}),
+        ((1, 2, 2, 1), (1, 1, 3, 1), "VALID", {}),
+        ((2, 1, 3, 4), (1, 1, 1, 2), [(1, 0), (0, 2), (2, 1), (0, 0)], {}),
+        ((1, 3, 2, 1), (1, 1, 2, 1), "VALID", {"window_dilation": (1, 2, 3, 1)}),
+        ((1, 3, 3, 1), (1, 2, 1, 1), [(0, 0), (1, 1), (2, 0), (0, 0)],
+         {"base_dilation": (1, 2, 3, 1)}),
+        ((1, 7, 9, 1), (1, 1, 1, 1), "VALID", {}),
+    ],
+)  # fmt: skip
+def test_pooling_is_exported_as_it_is(window, strides, padding, dilations, dtype, tmp_path):
+    given = {"x": (9 * np.random.default_rng(0).normal(size=(2, 7, 9, 4))).astype(dtype)}
+    low = -np.inf if dtype == "float32" else np.iinfo(dtype).min
+    high = np.inf if dtype == "float32" else np.iinfo(dtype).max
+
+    def pooled(x):
+        kinds = (jax.lax.max, low), (jax.lax.min, high), (jax.lax.add, 0)
+        return jnp.stack(
+            [
+                jax.lax.reduce_window(
+                    x, np.asarray(nothing, dtype), how, window, strides, padding, **dilations
+                )
+                for how, nothing in kinds
+            ]
+        )
+
+    found, wanted = in_onnx(pooled, given, tmp_path)
+    np.testing.assert_array_equal(found[:2], wanted[:2])
+    np.testing.assert_allclose(found[2], wanted[2], rtol=1e-5, atol=1e-4)
+
+
+SORTED = {
+    "sort": lambda x: jnp.sort(x, axis=0),
+    "argsort": lambda x: jnp.argsort(x, axis=1),
+    "descending": lambda x: jnp.argsort(x, axis=1, descending=True),
+    "two keys": lambda x: jnp.stack(
+        jax.lax.sort((jnp.round(x / 4), x % 3, jax.lax.broadcasted_iota(x.dtype, x.shape, 1)),
+                     dimension=1, num_keys=2)
+    ),
+    "top": lambda x: jnp.stack([y.astype(x.dtype) for y in jax.lax.top_k(x, 4)]),
+    "median": lambda x: jnp.median(x, axis=1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["float32", "int32", "odd"])
+@pytest.mark.parametrize("name", SORTED)
+def test_sorting_is_exported_with_its_order_of_equals(name, kind, tmp_path):
+    x = np.random.default_rng(0).integers(-4, 5, (6, 11)).astype(kind.replace("odd", "float32"))
+    if kind == "odd":
+        x[:, 2:5], x[0, 7], x[1, 1], x[2, 6], x[3] = np.nan, np.inf, -np.inf, -0.0, 0.0
+        x[3, ::2] = -0.0
+    found, wanted = in_onnx(SORTED[name], {"x": x}, tmp_path)
+    np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("kind", FITS)
+def test_pictures_are_fitted_outside_as_the_policy_fits_them(kind, tmp_path):
+    rng, fit, policy = np.random.default_rng(0), picture_fit(kind, (20, 28)), tiny_policy()
+    act = whole(replace(policy, processor=replace(policy.processor, pictures=fit)))
+    _write_fits(act, tmp_path)
+    assert not re.search(
+        "^(from|import) (models|jax)", (tmp_path / "pictures.py").read_text(), re.M
+    )
+    policy = object.__new__(ExportedPolicy)
+    told = _pictures(act, "images", fit.shape, ["front"])
+    policy.folder, policy.facts = tmp_path, {"cameras": ["front"], "pictures": told}
+    for shape in ((20, 28), (41, 33), (9, 90), (11, 13)):
+        seen = [rng.integers(0, 256, (*shape, 3), dtype=np.uint8) for _ in range(2)]
+        found = policy.pictures([{"front": picture} for picture in seen])["images"]
+        wanted = np.stack([fit(picture) for picture in seen])[:, None]
+        assert found.dtype == wanted.dtype
+        np.testing.assert_array_equal(found, wanted)
 
 
 def test_a_policy_is_described_from_a_clone_that_is_not_installed(monkeypatch):

@@ -99,7 +99,7 @@ def test_a_family_without_rules_and_groups_trains_on_one_device_and_on_eight(tmp
         engine.start()
         session, pictures = engine.join(1), dict.fromkeys(robot.embodiment.cameras, PICTURE)
         given = engine.read({**pictures, "state": np.ones(3), "prompt": "anything"}, session)
-        np.testing.assert_array_equal(engine.submit(given).result(60).actions, wanted[0])
+        np.testing.assert_array_equal(engine.submit(given).result(60).actions, wanted)
     model = config.model.build()
     assert not any(hasattr(model, name) for name in ("sharding_rules", "groups", *FLOW))
     assert groups_of(model).keys() == {"all"}

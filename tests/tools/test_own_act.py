@@ -75,7 +75,7 @@ def fitted(policy, shown):
 
 
 def acted(policy, observations):
-    return np.stack([policy.infer(shown)["actions"][0] for shown in observations])
+    return np.stack([policy.infer(shown)["actions"] for shown in observations])
 
 
 def test_eight_devices_learn_and_count_as_one_does(config, data, trained, policy, tmp_path):

@@ -143,7 +143,7 @@ def in_a_notebook(policy, steps, *, committed=0):
             seen = {"image": {"front": pictures[step]}, "state": states[step], "prompt": "push"}
             executed = None if last is None else step - last
             answer = policy.infer(seen, session=session, executed=executed, committed=committed)
-            found.append(answer["actions"][0])
+            found.append(answer["actions"])
             last = step
         session.reset()
     return np.array(found).reshape(2, len(steps), *found[0].shape)

@@ -169,13 +169,104 @@ def _unstacked(w: Writer, equation: Any, x: Value) -> list[Value]:
     return [w.add("Gather", [x, np.array(i)], *_like(equation, i), axis=axis) for i in parts]
 
 
-def _pad(w: Writer, equation: Any, x: Value, filler: Value) -> Node:
-    low, high, inside = zip(*equation.params["padding_config"], strict=True)
-    if any(inside) or min(*low, *high, 0) < 0:
-        raise ValueError(
-            "ONNX cannot pad by negative amounts or between entries; export to stablehlo."
-        )
-    return w.add("Pad", [x, np.array([*low, *high], np.int64), filler], *_like(equation))
+def _padded(w: Writer, x: Value, config: Sequence[tuple[int, int, int]], filler: Value) -> Value:
+    """Pads each axis by (before, after, between entries); negative amounts cut."""
+    for axis, (*_, inside) in enumerate(config):
+        if inside and x.shape[axis] > 1:
+            before, size, rest = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
+            apart = _reshaped(w, x, [*before, size, 1, *rest])
+            room = [(0, inside if i == axis + 1 else 0, 0) for i in range(len(apart.shape))]
+            wide = [*before, size * (1 + inside), *rest]
+            cut = [(0, -inside if i == axis else 0, 0) for i in range(len(x.shape))]
+            x = _padded(w, _reshaped(w, _padded(w, apart, room, filler), wide), cut, filler)
+    low, high, _ = np.array(config, np.int64).reshape(-1, 3).T
+    more = np.maximum([low, high], 0)
+    if more.any():
+        shape = np.array(x.shape) + more.sum(0)
+        x = w.add("Pad", [x, more.ravel(), filler], shape.tolist(), x.dtype)
+    if min(*low, *high, 0) < 0:
+        begin, end = np.maximum(-low, 0), x.shape + np.minimum(high, 0)
+        x = _sliced(w, x, begin, end, np.ones_like(begin), np.maximum(end - begin, 0).tolist())
+    return x
+
+
+def _pad(w: Writer, equation: Any, x: Value, filler: Value) -> Value:
+    return _padded(w, x, equation.params["padding_config"], filler)
+
+
+def _pooled(operator: str, w: Writer, equation: Any, x: Value) -> Value:
+    """The sum, maximum or minimum of each window: axis by axis, over one slice for each place in
+    the window."""
+    p, dtype = equation.params, x.dtype
+    number = np.issubdtype(dtype, np.integer)
+    low, high = (np.iinfo(dtype).min, np.iinfo(dtype).max) if number else (-np.inf, np.inf)
+    nothing = np.asarray({"Add": 0, "Max": low, "Min": high}[operator], dtype)
+    between = [n - 1 for n in p["base_dilation"]]
+    config = [(*edges, n) for edges, n in zip(p["padding"], between, strict=True)]
+    x = _padded(w, x, config, nothing)
+    for axis, size in enumerate(_like(equation)[0]):
+        step, apart = p["window_strides"][axis], p["window_dilation"][axis]
+        shape = [size if i == axis else n for i, n in enumerate(x.shape)]
+        starts = [i * apart for i in range(p["window_dimensions"][axis])]
+        parts = [_strided(w, x, axis, i, step, shape) for i in starts]
+        x = parts[0]
+        for part in parts[1:]:
+            x = w.add(operator, [x, part], shape, dtype)
+    return x
+
+
+def _strided(w: Writer, x: Value, axis: int, begin: int, step: int, shape: Sequence[int]) -> Value:
+    """The entries `begin`, `begin` + `step`, … of an axis that make this shape."""
+    if x.shape == tuple(shape):
+        return x
+    every = np.arange(len(shape)) == axis
+    end = np.where(every, begin + (shape[axis] - 1) * step + 1, x.shape)
+    return _sliced(w, x, np.where(every, begin, 0), end, np.where(every, step, 1), shape)
+
+
+def _ordered(w: Writer, keys: Sequence[Value], axis: int, most: int, largest: bool) -> Node:
+    """Indices along an axis of the first `most` entries in the order of the keys, the first key
+    counting most; equal entries keep their order, and NaN is above all numbers."""
+    parts: list[Value] = []
+    for key in keys:
+        if np.issubdtype(key.dtype, np.floating):
+            odd = w.add("IsNaN", [key], key.shape, np.bool_)
+            plain = w.add("Where", [odd, np.zeros((), key.dtype), key], key.shape, key.dtype)
+            parts += [_cast(w, odd, np.int32), plain]
+        else:
+            parts.append(_cast(w, key, np.int64))
+    order: Any = None
+    for i, part in enumerate(reversed(parts)):
+        count = most if i == len(parts) - 1 else part.shape[axis]
+        shape = [count if j == axis else n for j, n in enumerate(part.shape)]
+        key = part if order is None else _picked(w, part, order, axis)
+        found = [Node(w.name("TopK"), tuple(shape), d) for d in (key.dtype, np.dtype(np.int64))]
+        operands = [w.read(key), w.read(np.array([count], np.int64))]
+        w.node("TopK", operands, [x.name for x in found], axis=axis, largest=int(largest))
+        order = found[1] if order is None else _picked(w, order, found[1], axis)
+    return order
+
+
+def _picked(w: Writer, x: Value, at: Node, axis: int) -> Node:
+    return w.add("GatherElements", [x, at], at.shape, x.dtype, axis=axis)
+
+
+def _sort(w: Writer, equation: Any, *x: Value) -> list[Value]:
+    p = equation.params
+    axis = p["dimension"]
+    order = _ordered(w, x[: p["num_keys"]], axis, x[0].shape[axis], largest=False)
+    return [_picked(w, y, order, axis) for y in x]
+
+
+def _top_k(w: Writer, equation: Any, x: Value) -> list[Value]:
+    axis = equation.params.get("axis", -1) % len(x.shape)
+    keys: list[Value] = [x]
+    if np.issubdtype(x.dtype, np.floating):  # XLA has 0 above -0
+        sign = w.add("Div", [np.ones((), x.dtype), x], x.shape, x.dtype)
+        above = w.add("Greater", [sign, np.zeros((), x.dtype)], x.shape, np.bool_)
+        keys.append(_cast(w, above, np.int32))
+    order = _ordered(w, keys, axis, equation.params["k"], largest=True)
+    return [_picked(w, x, order, axis), _cast(w, order, _like(equation, 1)[1])]
 
 
 def _cumsum(w: Writer, equation: Any, x: Value) -> Node:
@@ -200,17 +291,24 @@ def _product(w: Writer, equation: Any, x: Value, y: Value) -> Value:
 
 def _convolution(w: Writer, equation: Any, x: Value, kernel: Value) -> Value:
     p, (shape, dtype) = equation.params, _like(equation)
-    low, high = zip(*p["padding"], strict=True)
-    if set(p["lhs_dilation"]) != {1} or p["batch_group_count"] != 1 or min(*low, *high) < 0:
-        raise ValueError("ONNX has no convolution of this kind; export to stablehlo.")
     axes = p["dimension_numbers"]
+    if p["batch_group_count"] != 1 or not p["padding"] or dtype != np.float32:
+        raise ValueError(
+            f"ONNX has no convolution of {dtype} with batch_group_count {p['batch_group_count']} "
+            f"and {len(p['padding'])} spatial axes; export to stablehlo."
+        )
+    between = [n - 1 for n in p["lhs_dilation"]]
+    edges = [(*pair, n) for pair, n in zip(p["padding"], between, strict=True)]
+    rows = _transposed(w, x, axes.lhs_spec)
     found = w.add(
         "Conv",
-        [_transposed(w, x, axes.lhs_spec), _transposed(w, kernel, axes.rhs_spec)],
+        [
+            _padded(w, rows, [(0, 0, 0)] * 2 + edges, np.zeros((), dtype)),
+            _transposed(w, kernel, axes.rhs_spec),
+        ],
         [shape[i] for i in axes.out_spec],
         dtype,
         strides=list(p["window_strides"]),
-        pads=[*low, *high],
         dilations=list(p["rhs_dilation"]),
         group=p["feature_group_count"],
     )
@@ -378,13 +476,18 @@ RULES: dict[str, Rule] = {
     "rev": _reversed,
     "round": _round,
     "rsqrt": partial(_in_turn, "Sqrt", "Reciprocal"),
+    "reduce_window_max": partial(_pooled, "Max"),
+    "reduce_window_min": partial(_pooled, "Min"),
+    "reduce_window_sum": partial(_pooled, "Add"),
     "scan": _scan,
     "select_n": _select,
     "slice": _slice,
+    "sort": _sort,
     "split": _split,
     "unstack": _unstacked,
     "square": lambda w, eq, x: _plain("Mul", w, eq, x, x),
     "stack": _stack,
+    "top_k": _top_k,
     "transpose": lambda w, eq, x: _transposed(w, x, eq.params["permutation"]),
 }  # fmt: skip
 """Rules by the primitive's name."""

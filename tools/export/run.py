@@ -4,18 +4,20 @@
     python run.py inputs.npz actions.npy   # answers the arrays in a file
 
 Needs numpy and, as policy.json says, onnxruntime (format "onnx") or jax and flatbuffers (format
-"stablehlo"). Prompts also need sentencepiece or tokenizers, if the policy's tokenizer is of that
-kind. In Python:
+"stablehlo"). Fitting pictures also needs pillow; prompts need sentencepiece or tokenizers, if the
+policy's tokenizer is of that kind. In Python:
 
     from run import ExportedPolicy
     policy = ExportedPolicy("exported")
     words, length = policy.tokens(["lift the red block"], state)
     noise = policy.noise(seed=0)
-    actions = policy(images=images, state=state, tokens=words, length=length, noise=noise)
+    images = policy.pictures([{"observation.images.front": picture}])  # of any size
+    actions = policy(**images, state=state, tokens=words, length=length, noise=noise)
 """
 
 import json
 import re
+import runpy
 import sys
 import time
 from functools import cached_property
@@ -55,6 +57,28 @@ class ExportedPolicy:
         """Noise for one call."""
         (spec,) = [spec for spec in self.facts["inputs"] if spec["name"] == "noise"]
         return np.random.default_rng(seed).standard_normal(spec["shape"], np.float32)
+
+    def pictures(self, observations):
+        """Inputs "images" (and "images_2", … for further sizes), fitted as the policy does, from a
+        picture uint8 [height, width, 3] of any size by camera for each observation. Needs
+        pillow."""
+        file, fits = self.folder / "pictures.py", self.facts["pictures"]
+        if not file.is_file():
+            raise ValueError("The policy's own way of fitting is not here; see policy.json.")
+        fit = runpy.run_path(str(file))["picture_fit"]
+        if isinstance(fits, dict):
+            fits = [{"input": "images", "cameras": self.facts["cameras"], **fits}]
+        found = {}
+        for told in fits:
+            size = told["size"] if isinstance(told["size"], int) else tuple(told["size"])
+            fitted = fit(told["kind"], size)
+            found[told["input"]] = np.stack(
+                [
+                    np.stack([fitted(seen[name]) for name in told["cameras"]])
+                    for seen in observations
+                ]
+            )
+        return found
 
     def tokens(self, prompts, states):
         """Token ids of prompts, padded with 0, and their lengths."""

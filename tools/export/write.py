@@ -1,6 +1,8 @@
 """The folder of an exported policy: its program in one format, its weights, facts and example."""
 
+import inspect
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +13,7 @@ import numpy as np
 from jax import export
 
 from models import Policy
+from models.inputs import pictures
 from tools.export import run as example
 from tools.export.act import Act, whole
 from tools.export.facts import facts, write_tokenizer
@@ -46,7 +49,38 @@ def write(
     told = facts(act, to, file, names or {}, weights)
     (out / "policy.json").write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     write_tokenizer(act.processor, out)
+    _write_fits(act, out)
     shutil.copyfile(example.__file__, out / "run.py")
+
+
+def _write_fits(act: Act, out: Path) -> None:
+    """Writes `pictures.py`, our ways of fitting pictures with numpy and Pillow alone, if the policy
+    has one of them and not its author's."""
+    fits = [act.processor.fit(act.robot.cameras.index(camera)) for camera in act.cameras]
+    if {type(fit).__module__ for fit in fits} == {pictures.__name__}:
+        source = re.sub("^from (models|jaxtyping).*\n", "", inspect.getsource(pictures), flags=re.M)
+        about, code = source.split('"""\n', 1)
+        (out / "pictures.py").write_text(f'{about}"""\n\n{_ALONE}\n{code}', encoding="utf-8")
+
+
+_ALONE = """from __future__ import annotations
+
+LARGEST_IMAGE, KINDS = 2**14, {}
+
+
+class InputPart:
+    def __init_subclass__(cls, kind=None):
+        KINDS[kind] = cls
+
+
+def part_class(base, kind):
+    return KINDS[kind]
+
+
+def check_size(*given):
+    pass
+"""
+"""Stand-ins for what `models.inputs.pictures` imports of ours."""
 
 
 def _stablehlo(act: Act, out: Path) -> tuple[str, dict[str, str]]:

@@ -18,11 +18,12 @@ from models import Policy
 from models.batcher import Batcher, Statistics
 from models.files.terminal import logger
 from models.flow.realtime_chunking import Chunking
+from models.inputs.observation import CONTROLS, Inputs
 from models.requests import Request
 from models.robot_policy import RobotPolicy
 from models.session import RobotSession
 from tools.serving.client import Reply
-from tools.serving.inputs import CONTROLS, ClientMessage, Inputs, inputs_of
+from tools.serving.inputs import ClientMessage, client_inputs, read_message
 from tools.serving.limits import Limits
 from tools.serving.metrics import Metrics
 from tools.serving.state_range import UNUSUAL, distances, training_range
@@ -36,7 +37,7 @@ class Engine(AbstractContextManager["Engine"]):
     Args:
       deadline: seconds that a request may wait for others to join it.
       capacity: requests that may wait.
-      pairs: names that clients use for their observations, see `inputs_of`.
+      pairs: names that clients use for their observations, see `client_inputs`.
       chunking: how a client's last chunk may be continued (real-time chunking), if at all.
       state_range: see `Limits`.
 
@@ -60,7 +61,7 @@ class Engine(AbstractContextManager["Engine"]):
             policy = replace(policy, chunking=chunking)
         self._policy, self._chunking, self.metrics = policy, chunking != "none", metrics
         self._robot = robot = RobotPolicy.for_clients(policy)
-        self.inputs: Inputs = inputs_of(robot.embodiment, robot.reads_state, pairs)
+        self.inputs: Inputs = client_inputs(policy.inputs, pairs)
         remembers = policy.session(continues=self._chunking).remembers
         controls = CONTROLS if self._chunking else CONTROLS[:1] if remembers else ()
         metadata = {
@@ -130,7 +131,7 @@ class Engine(AbstractContextManager["Engine"]):
         Raises:
           ValueError: it does not fit the policy.
         """
-        asked = self.inputs.read(message)
+        asked = read_message(self.inputs, message)
         if asked.observation.state is not None:
             self._check_state(asked.observation.state, session)
         self._check_controls(asked)

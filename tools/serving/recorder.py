@@ -25,10 +25,10 @@ from data.lerobot.writer import DatasetWriter
 from data.statistics.difference import DELTA_T
 from data.video.encoding import even
 from models.files.terminal import Console, logger, say
-from models.inputs.observation import RobotObservation
+from models.inputs.observation import Inputs, RobotObservation
 from models.session import RobotSession
 from tools.serving.client import Reply
-from tools.serving.inputs import Inputs
+from tools.serving.inputs import read_message
 from tools.serving.server import Answers, PolicyServer
 
 log = logger(__name__)
@@ -293,7 +293,7 @@ class RecordedAnswers:
         """
         now = self.clock()
         request = self.answers.read(message, session)
-        return _Asked(request, session.number, self.inputs.read(message).observation, now)
+        return _Asked(request, session.number, read_message(self.inputs, message).observation, now)
 
     def submit(self, request: _Asked) -> Future[Reply]:
         """The answer, recorded once it is available if it is finite; only finite answers are

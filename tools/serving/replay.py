@@ -18,9 +18,10 @@ from data.frames import usual_columns
 from data.mixture.recorded import read_joined
 from models import Embodiment, Normalizer
 from models.inputs.camera_names import plain_name
+from models.inputs.observation import CONTROLS, Inputs, inputs_of
 from models.session import RobotSession
 from tools.serving.client import Reply
-from tools.serving.inputs import CONTROLS, Inputs, inputs_of
+from tools.serving.inputs import client_inputs
 
 
 class Replay:
@@ -95,7 +96,7 @@ def open_replay(path: str | Path, episode: int, steps: int, pairs: Sequence[str]
 
     Args:
       steps: steps of a chunk, as many as the client executes before its next request.
-      pairs: names that clients use for their observations, see `inputs_of`.
+      pairs: names that clients use for their observations, see `client_inputs`.
 
     Raises:
       ValueError: there is no such episode, or the dataset has no actions.
@@ -122,4 +123,4 @@ def _inputs(dataset: Dataset, pairs: Sequence[str]) -> Inputs:
     dims = sum(int(np.prod(dataset.features[name]["shape"])) for name in held)
     state, action = (Normalizer.identity(count) for count in (dims, 1))
     robot = Embodiment("replay", tuple(dataset.cameras), state, action)
-    return inputs_of(robot, bool(dims), pairs)
+    return client_inputs(inputs_of(robot, bool(dims)), pairs)

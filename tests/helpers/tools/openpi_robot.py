@@ -30,7 +30,7 @@ broker = ActionChunkBroker(policy, action_horizon=2)
 results = {
     "metadata": policy.get_server_metadata(),
     "good": attempt(policy, observation),
-    "wrong dtype": attempt(policy, {**observation, f"observation/{front}": picture / 255}),
+    "wrong dtype": attempt(policy, {**observation, f"observation/{front}": picture.astype(int)}),
     "missing camera": attempt(policy, {k: observation[k] for k in observation if wrist not in k}),
     "nested": attempt(
         policy,

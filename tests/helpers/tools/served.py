@@ -18,9 +18,10 @@ import pytest
 from websockets.sync.client import connect
 
 from models.inputs.embodiment import Embodiment, Normalizer
+from models.inputs.observation import Inputs, inputs_of
 from models.session import RobotSession
 from tools.serving.client import Reply
-from tools.serving.inputs import Inputs, inputs_of
+from tools.serving.inputs import read_message
 from tools.serving.server import PolicyServer
 from tools.serving.wire import pack, unpack
 
@@ -79,7 +80,7 @@ class Echo:
 
     def read(self, message, session):
         self.sessions.append(session)
-        return self.inputs.read(message)
+        return read_message(self.inputs, message)
 
     def submit(self, request) -> Future:
         def answer():

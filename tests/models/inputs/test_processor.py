@@ -92,7 +92,7 @@ def test_a_sentencepiece_model_travels_in_the_processor(tmp_path):
     )
     policy = load_policy(FIXTURES / "pi05" / "params", tokenizer=file, **TOLD["pi05"])
     seen = {"image": {}, "state": np.zeros(10), "prompt": "lift the red block"}
-    assert policy.infer(seen, noise=np.zeros((1, 6, 10)))["actions"].shape == (1, 6, 10)
+    assert policy.infer(seen, noise=np.zeros((1, 6, 10)))["actions"].shape == (6, 10)
     with pytest.raises(FileNotFoundError, match="no such tokenizer"):
         SentencePiece.read(tmp_path / "absent.model")
 
@@ -162,7 +162,7 @@ def test_a_policy_with_relative_actions_adds_the_state_it_saw():
     seen = {"image": {}, "state": np.arange(10.0), "tokenized_prompt": np.array([1, 5, 7])}
     noise = np.zeros((1, 6, 10))
     away = relative.infer(seen, noise)["actions"] - policy.infer(seen, noise)["actions"]
-    expected = np.zeros((1, 6, dims))
+    expected = np.zeros((6, dims))
     expected[..., 0] = 1.0
     np.testing.assert_allclose(away, expected, atol=1e-5)
 

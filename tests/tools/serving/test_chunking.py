@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from models import Pi, Policy
+from models.inputs.observation import CONTROLS
 from models.requests import with_committed
 from tests.helpers.models.processors import word_processor
 from tests.helpers.tools.served import OBSERVATION, ROBOT, client, serving
 from tools.recipes.presets import TINY
 from tools.serving.engine import Engine
-from tools.serving.inputs import CONTROLS
 from tools.serving.limits import Limits
 from tools.serving.metrics import Metrics
 from tools.serving.wire import pack, unpack

@@ -19,7 +19,7 @@ def test_openpis_client_reads_metadata_and_gets_chunks_and_errors():
     assert told["good"] == told["nested"] == chunk
     assert told["steps of a broker"] == [chunk[0], chunk[1], chunk[0]]
     assert "RuntimeError: Error in inference server" in told["wrong dtype"]
-    assert "float64 [48, 48, 3]; expected uint8" in told["wrong dtype"]
+    assert "int64 [48, 48, 3]; expected uint8" in told["wrong dtype"]
     assert "lacks ['wrist']" in told["missing camera"]
     assert "1009" in told["oversized"]
     assert "exceeds limit of 1048576 bytes" in told["oversized"]

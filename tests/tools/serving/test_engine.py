@@ -81,7 +81,7 @@ def alone(policy, i, key, cameras=CAMERAS):
         "state": seen["observation/state"],
         "prompt": seen["prompt"],
     }
-    return policy.infer(inputs, keys=np.array([key]))["actions"][0]
+    return policy.infer(inputs, keys=np.array([key]))["actions"]
 
 
 @pytest.mark.slow

@@ -7,9 +7,10 @@ import pytest
 
 from models.families.pi.released import RELEASED
 from models.inputs.embodiment import Embodiment, Normalizer
+from models.inputs.observation import inputs_of
 from models.inputs.raw import RawKeys
 from tests.helpers.tools.served import OBSERVATION, PICTURE, ROBOT
-from tools.serving.inputs import inputs_of
+from tools.serving.inputs import client_inputs, read_message
 
 INPUTS = inputs_of(ROBOT, reads_state=True)
 FRONT, WRIST = ROBOT.cameras
@@ -23,10 +24,12 @@ FRONT, WRIST = ROBOT.cameras
         {"images": {"front": PICTURE, "wrist": PICTURE}, "state": [0, 0, 0.5], "prompt": "go"},
         {FRONT: PICTURE, WRIST: PICTURE, "observation.state": np.zeros(3, "f4"), "prompt": "go"},
         {**OBSERVATION, "observation/front": PICTURE.transpose(2, 0, 1)},
+        {**OBSERVATION, "observation/front": (PICTURE + 0.5) / 255},
+        {**OBSERVATION, "prompt": b"go", "timestamp": 0.1, "image_mask": {"front": True}},
     ],
 )
 def test_flat_nested_and_dataset_spellings_are_the_same_observation(message):
-    read = INPUTS.read(message)
+    read = read_message(INPUTS, message)
     assert read.executed is read.committed is None
     np.testing.assert_array_equal(read.observation.images[FRONT], PICTURE)
     assert read.observation.state.shape == (3,)
@@ -34,9 +37,9 @@ def test_flat_nested_and_dataset_spellings_are_the_same_observation(message):
 
 def test_pairs_name_what_an_openpi_client_sends():
     pairs = ["observation/image=front", "joint_position=state", "gripper_position=state"]
-    inputs = inputs_of(ROBOT, True, pairs)
+    inputs = client_inputs(INPUTS, pairs)
     joints = {"observation/joint_position": np.array([1.0, 2.0]), "observation/gripper_position": 3}
-    read = inputs.read({"observation/image": PICTURE, **joints, "prompt": "go"})
+    read = read_message(inputs, {"observation/image": PICTURE, **joints, "prompt": "go"})
     assert list(read.observation.images) == [FRONT]
     np.testing.assert_array_equal(read.observation.state, [1, 2, 3])
 
@@ -52,15 +55,15 @@ def test_pairs_name_what_an_openpi_client_sends():
 )
 def test_pairs_that_name_no_camera_or_one_twice_are_refused(pairs, why):
     with pytest.raises(ValueError, match=why):
-        inputs_of(ROBOT, True, pairs)
+        client_inputs(INPUTS, pairs)
 
 
 def test_cameras_of_one_short_name_need_names_from_the_user():
     twins = replace(ROBOT, cameras=("observation.images.front", "front"))
     with pytest.raises(ValueError, match="--inputs"):
-        inputs_of(twins, reads_state=True)
+        client_inputs(inputs_of(twins, reads_state=True))
     pairs = ["left=observation.images.front", "right=front"]
-    assert inputs_of(twins, True, pairs).cameras == {
+    assert client_inputs(inputs_of(twins, True), pairs).cameras == {
         "left": "observation.images.front",
         "right": "front",
     }
@@ -81,11 +84,12 @@ def test_a_released_policys_server_takes_its_authors_observation_as_it_is():
         "observation/state": np.zeros(8),
         "prompt": "go",
     }
-    read = inputs_of(released("pi05_libero"), reads_state=False).read(message)
+    read = read_message(inputs_of(released("pi05_libero"), reads_state=False), message)
     assert read.observation.state is None
     assert set(read.observation.images) == {"base_0_rgb", "left_wrist_0_rgb"}
     droid = inputs_of(released("pi05_droid"), reads_state=True)
-    read = droid.read(
+    read = read_message(
+        droid,
         {
             "observation/exterior_image_1_left": PICTURE,
             "observation/exterior_image_2_left": PICTURE,
@@ -93,7 +97,7 @@ def test_a_released_policys_server_takes_its_authors_observation_as_it_is():
             "observation/joint_position": np.arange(7.0),
             "observation/gripper_position": np.array([9.0]),
             "prompt": "go",
-        }
+        },
     )
     assert set(read.observation.images) == {"base_0_rgb", "left_wrist_0_rgb"}
     np.testing.assert_array_equal(read.observation.state, [0, 1, 2, 3, 4, 5, 6, 9])
@@ -104,20 +108,20 @@ def test_a_released_policys_default_stands_for_a_prompt_that_is_absent_or_empty(
     """openpi's client for the simulated ALOHA sends none."""
     aloha = inputs_of(released("pi0_aloha_sim"), reads_state=True)
     seen = {"state": np.zeros(14), "images": {"cam_high": PICTURE.transpose(2, 0, 1)}}
-    assert aloha.read({**seen, **words}).observation.prompt == "Transfer cube"
-    assert aloha.read({**seen, "prompt": "wave"}).observation.prompt == "wave"
+    assert read_message(aloha, {**seen, **words}).observation.prompt == "Transfer cube"
+    assert read_message(aloha, {**seen, "prompt": "wave"}).observation.prompt == "wave"
     assert aloha.expected["prompt"] == {"dtype": "str", "optional": True}
-    pairs = inputs_of(released("pi0_aloha_sim"), True, ["cam_high=base_0_rgb"])
-    assert pairs.read({**seen, **words}).observation.prompt == "Transfer cube"
+    pairs = client_inputs(aloha, ["cam_high=base_0_rgb"])
+    assert read_message(pairs, {**seen, **words}).observation.prompt == "Transfer cube"
 
 
 def test_an_empty_prompt_is_refused_where_a_policy_of_others_has_no_default():
     message = {"observation/image": PICTURE, "observation/wrist_image": PICTURE}
     libero = inputs_of(released("pi05_libero"), reads_state=False)
     with pytest.raises(ValueError, match="'prompt' is empty; describe the task"):
-        libero.read({**message, "prompt": ""})
+        read_message(libero, {**message, "prompt": ""})
     with pytest.raises(ValueError, match=r"lacks \['prompt'\]"):
-        libero.read(message)
+        read_message(libero, message)
 
 
 def test_the_prompt_may_come_by_the_name_that_a_policys_authors_have_for_it():
@@ -125,26 +129,28 @@ def test_the_prompt_may_come_by_the_name_that_a_policys_authors_have_for_it():
     lerobot = inputs_of(replace(ROBOT, cameras=(FRONT,), keys=keys), reads_state=True)
     seen = {"observation.images.front": PICTURE, "observation.state": np.zeros(3)}
     for name in ("task", "prompt"):
-        assert lerobot.read({**seen, name: "go"}).observation.prompt == "go"
+        assert read_message(lerobot, {**seen, name: "go"}).observation.prompt == "go"
     with pytest.raises(ValueError, match="the prompt twice"):
-        lerobot.read({**seen, "task": "go", "prompt": "go"})
-    with pytest.raises(ValueError, match=r"unknown entries.*task"):
-        INPUTS.read({**OBSERVATION, "task": "go"})
+        read_message(lerobot, {**seen, "task": "go", "prompt": "go"})
+    task = {**{k: v for k, v in OBSERVATION.items() if k != "prompt"}, "task": "go"}
+    assert read_message(INPUTS, task).observation.prompt == "go"
 
 
 def test_a_camera_that_may_be_absent_may_be_left_out():
     inputs = inputs_of(replace(ROBOT, absent=(WRIST,)), reads_state=True)
-    assert set(inputs.read(OBSERVATION).observation.images) == {FRONT, WRIST}
+    assert set(read_message(inputs, OBSERVATION).observation.images) == {FRONT, WRIST}
     without = {key: x for key, x in OBSERVATION.items() if "wrist" not in key}
-    assert set(inputs.read(without).observation.images) == {FRONT}
+    assert set(read_message(inputs, without).observation.images) == {FRONT}
     assert inputs.expected["observation/wrist"]["optional"]
     with pytest.raises(ValueError, match=r"lacks \['front'\]"):
-        inputs.read({key: x for key, x in OBSERVATION.items() if "front" not in key})
+        read_message(inputs, {key: x for key, x in OBSERVATION.items() if "front" not in key})
 
 
 def test_a_state_that_is_not_read_may_be_sent_where_a_pair_names_it():
-    inputs = inputs_of(ROBOT, False, ["image=front", "pose=state"])
-    read = inputs.read({"observation/image": PICTURE, "observation/pose": [1.0], "prompt": "go"})
+    inputs = client_inputs(inputs_of(ROBOT, False), ["image=front", "pose=state"])
+    read = read_message(
+        inputs, {"observation/image": PICTURE, "observation/pose": [1.0], "prompt": "go"}
+    )
     assert read.observation.state is None
 
 
@@ -160,13 +166,26 @@ def test_a_policy_that_reads_no_state_expects_none():
         ({"observation/state": None}, r"lacks \['state'\]"),
         ({"observation/elbow": PICTURE}, "unknown entries.*elbow"),
         ({"front": PICTURE}, "'front' twice"),
-        ({"observation/front": PICTURE.astype(np.float32)}, r"float32 \[6, 8, 3\]; expected uint8"),
-        ({"observation/front": PICTURE[None]}, r"\[1, 6, 8, 3\]"),
+        (
+            {"observation/front": PICTURE.astype(np.float32)},
+            r"float32 \[6, 8, 3\] from 0 to 143",
+        ),
+        ({"observation/front": PICTURE.astype(np.int64)}, r"int64 \[6, 8, 3\]; expected uint8"),
+        ({"observation/front": PICTURE[None]}, r"batch axis, .*front': 1}; send one"),
+        ({"observation/front": PICTURE[..., 0]}, r"uint8 \[6, 8\]; expected"),
+        ({"observation/front": b"\xff\xd8"}, r"bytes b'.xff.xd8'; expected"),
+        ({"image_mask": 5}, "image_mask is int 5; expected a map"),
+        ({"prompt": ["go"]}, "batch axis, {'the prompt': 1}; send one"),
+        ({"prompt": [3]}, r"list \[3\]; expected text"),
+        ({"prompt": None, "tokenized_prompt": [1, 2]}, "holds 1; expected token ids"),
+        ({"prompt": None, "tokenized_prompt": {"a": 1}}, "unknown entries .*'tokenized_prompt.a'"),
+        ({"prompt": None, "tokenized_prompt": ["a"]}, r"expected token ids \[t\] or"),
         ({"observation/front": PICTURE[..., :2]}, r"\[6, 8, 2\]"),
         ({"observation/front": np.zeros((1, 8193, 3), np.uint8)}, "at most 8192 pixels"),
         ({"observation/front": "a picture"}, "str 'a picture'"),
         ({"observation/state": np.zeros(4)}, "4 dims; this policy reads 3"),
-        ({"observation/state": np.zeros((1, 3))}, r"\[1, 3\]; expected numbers"),
+        ({"observation/state": np.zeros((1, 3))}, "batch axis, {'state': 1}; send one"),
+        ({"observation/state": np.zeros((1, 1, 3))}, r"\[1, 1, 3\]; expected numbers"),
         ({"observation/state": np.zeros(3, bool)}, "bool"),
         ({"observation/state": [1, [2], 3]}, "expected numbers"),
         ({"observation/state": np.array([0, np.nan, 0])}, "NaN"),
@@ -181,4 +200,4 @@ def test_a_policy_that_reads_no_state_expects_none():
 def test_what_is_wrong_with_an_observation_is_named(changed, why):
     message = {k: v for k, v in {**OBSERVATION, **changed}.items() if v is not None}
     with pytest.raises(ValueError, match=why):
-        INPUTS.read(message)
+        read_message(INPUTS, message)

@@ -13,6 +13,7 @@ from websockets.sync.server import serve as listen
 
 from models.files.terminal import Console
 from models.inputs.embodiment import Embodiment, Normalizer
+from models.inputs.observation import Inputs, inputs_of
 from models.inputs.pictures import resize_with_pad
 from sim.acting import Policy
 from sim.environments.device_slots import spec_of
@@ -24,7 +25,6 @@ from tools import evaluate
 from tools.recipes.evaluation import EvaluateConfig
 from tools.recipes.policy import PolicyOptions
 from tools.serving.client import Reply
-from tools.serving.inputs import Inputs, inputs_of
 from tools.serving.remote import RemotePolicy, RemoteRobot
 from tools.serving.wire import pack, unpack
 

@@ -13,7 +13,7 @@ from models import Pi, Policy, load_policy, pack
 from models.checkpoints.layout import their_arrays
 from models.families.pi import lora, openpi
 from models.flow import flow
-from models.inputs.observation import read_observation, samples_of
+from models.inputs.observation import inputs_of, samples_of
 from models.layers.layers import Lora
 from tests.helpers.models.openpi_numbers import FIXTURES, TOLD, close, observation
 
@@ -61,7 +61,7 @@ def packed_gradients(
     config = replace(policy.model.config, horizon=arrays["actions"].shape[1])
     processor = replace(policy.processor, horizon=config.horizon)
     (robot,) = processor.embodiments
-    seen = read_observation(observation(arrays), robot.cameras, vocabulary=config.vocabulary)
+    seen = inputs_of(robot, True, config.vocabulary).read(observation(arrays)).rows
     samples = samples_of(seen, processor, actions=arrays["actions"])
     rows = [[3, 0, 5], [1], [6, 2, 4]]
     layout = config.layout(prefix=100, samples=4, images=9, text=45)

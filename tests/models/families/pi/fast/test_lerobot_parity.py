@@ -50,7 +50,7 @@ def batch(case):
     policy, seen, recorded = case
     config = policy.model.config
     samples = [
-        policy._samples(policy._read(one), chunk[None])[0]
+        policy._samples(policy._read(one).rows, chunk[None])[0]
         for one, chunk in zip(seen, recorded["taught"], strict=True)
     ]
     text = max(len(sample.text) for sample in samples)

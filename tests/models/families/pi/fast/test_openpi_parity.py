@@ -91,7 +91,7 @@ def test_losses_and_scores_are_openpis(case):
     config = replace(policy.model.config, **sizes)
     shown = {"actions": np.zeros((16, 8), np.float32), "action_mask": np.ones((16, 8), bool)}
     samples = [
-        replace(policy._samples(policy._read(one), chunk[None])[0], **shown)
+        replace(policy._samples(policy._read(one).rows, chunk[None])[0], **shown)
         for one, chunk in zip(seen, recorded["taught"], strict=True)
     ]
     prefix = 2 * (3 * config.tokens_per_image + 100)
