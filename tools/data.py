@@ -82,6 +82,7 @@ def validate_command(
     path: DatasetPath,
     json_file: JsonFile = None,
     columns: tuple[str, ...] = (),
+    look: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     data_format: DataFormat = "",
     options: Annotated[RayOptions, tyro.conf.arg(name="")] = HERE,
 ) -> None:
@@ -92,12 +93,15 @@ def validate_command(
         json_file: File to write the findings to.
         columns: Columns to train on, whose values are checked most; default: those named as states
             and actions usually are.
+        look: Also look at pictures of up to 64 episodes, for cameras that show nothing, stand still
+            or show the same as another one.
         data_format: Your own format to read it with; the file is run (docs/own_dataset.md).
         options: Work on a cluster.
     """
     console = console_for(data_format)
     with on_cluster(options, console, data_format), steps() as report:
-        problems = validate(absolute(path) if options.chosen else path, report, columns)
+        where = absolute(path) if options.chosen else path
+        problems = validate(where, report, columns, look)
     if json_file is not None:
         write_whole(json_file, json.dumps([asdict(p) for p in problems], indent=2) + "\n")
     errors = sum(problem.severity == "error" for problem in problems)
