@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from data import open_dataset
@@ -106,7 +106,8 @@ def validate_command(
         write_whole(json_file, json.dumps([asdict(p) for p in problems], indent=2) + "\n")
     errors = sum(problem.severity == "error" for problem in problems)
     if problems:
-        table = Table("", "Finding", title=path, title_justify="left", show_lines=True)
+        finding = Column("Finding", overflow="fold")
+        table = Table("", finding, title=path, title_justify="left", show_lines=True)
         for problem in problems:
             colour = "red" if problem.severity == "error" else "yellow"
             table.add_row(Text(problem.severity, colour), problem.message)
