@@ -163,12 +163,12 @@ def picture_shape(feature: Mapping[str, Any]) -> tuple[int, int] | None:
     height, width = about.get("video.height"), about.get("video.width")
     if isinstance(height, int) and isinstance(width, int):
         return height, width
-    shape, names = feature["shape"], feature.get("names")
+    shape, names = feature["shape"], flat_names(feature.get("names"))
     if len(shape) != 3:
         return None
-    if isinstance(names, list) and names and str(names[0]).startswith("c"):
+    if names and names[0].startswith("c"):
         return shape[1], shape[2]
-    if not isinstance(names, list) and shape[0] in (1, 3) and shape[2] not in (1, 3):
+    if not names and shape[0] in (1, 3) and shape[2] not in (1, 3):
         return shape[1], shape[2]
     return shape[0], shape[1]
 
@@ -181,13 +181,37 @@ def depth_cameras(dataset: Dataset) -> tuple[str, ...]:
 
 
 def dimension_names(names: object, size: int) -> list[str]:
-    """Names of a feature's dimensions, which datasets give as a list, a dict of lists or not at
-    all."""
+    """Names of a feature's dimensions as `flat_names` reads them; their numbers if there are more
+    or fewer."""
+    found = flat_names(names)
+    return found if len(found) == size else [str(dim) for dim in range(size)]
+
+
+def flat_names(names: object) -> list[str]:
+    """Names that datasets give as a list, a list of lists (Unitree), a dict of lists ({"motors":
+    […]}), a dict of places ({"x": 0}) or not at all. A name that occurs in several lists of a dict
+    has the list's name before it; one that is no text, or very long, is shortened."""
     if isinstance(names, Mapping):
-        names = next(iter(names.values()), None)
-    if isinstance(names, list | tuple) and len(names) == size:
-        return [(name if isinstance(name, str) else short(name))[:LONGEST_NAME] for name in names]
-    return [str(dim) for dim in range(size)]
+        if all(isinstance(place, int) for place in names.values()):
+            return flat_names(sorted(names, key=lambda name: int(names[name])))
+        parts = {str(head): flat_names(part) for head, part in names.items()}
+        counts = Counter(name for part in parts.values() for name in part)
+        return [
+            name if counts[name] == 1 else f"{head} {name}"
+            for head, part in parts.items()
+            for name in part
+        ]
+    if not isinstance(names, list | tuple):
+        return []
+    return [
+        name
+        for one in names
+        for name in (
+            flat_names(one)
+            if isinstance(one, Mapping | list | tuple)
+            else [one if isinstance(one, str) and len(one) <= LONGEST_NAME else short(one)]
+        )
+    ]
 
 
 def cut_into_episodes(
@@ -221,7 +245,10 @@ def card(dataset: Dataset, tasks: Iterable[str] = ()) -> str:
         "robot": dataset.robot_type or "unknown",
     }
     shown = [
-        (name, told["dtype"], " × ".join(map(str, told["shape"])), _names(told.get("names")))
+        (
+            *(name, told["dtype"], " × ".join(map(str, told["shape"]))),
+            ", ".join(flat_names(told.get("names"))),
+        )
         for name, told in dataset.features.items()
         if name in dataset.cameras or (name in dataset.column_names and name not in BOOKKEEPING)
     ]
@@ -230,11 +257,6 @@ def card(dataset: Dataset, tasks: Iterable[str] = ()) -> str:
     if told := [(task,) for task in tasks]:
         pieces.append(html.table(("task",), told))
     return html.card(f"{type(dataset).__name__} {dataset.name}", facts, *pieces)
-
-
-def _names(told: Any) -> str:
-    names = told if isinstance(told, list | tuple) else ()
-    return ", ".join(map(str, names))
 
 
 class LoadedEpisode(dict[str, Any]):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from data import open_dataset
@@ -84,6 +84,7 @@ def validate_command(
     path: DatasetPath,
     json_file: JsonFile = None,
     columns: tuple[str, ...] = (),
+    look: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     data_format: DataFormat = "",
     options: Annotated[RayOptions, tyro.conf.arg(name="")] = HERE,
 ) -> None:
@@ -94,17 +95,21 @@ def validate_command(
         json_file: File to write the findings to.
         columns: Columns to train on, whose values are checked most; default: those named as states
             and actions usually are.
+        look: Also look at pictures of up to 64 episodes, for cameras that show nothing, stand still
+            or show the same as another one.
         data_format: Your own format to read it with; the file is run (docs/own_dataset.md).
         options: Work on a cluster.
     """
     console = console_for(data_format)
     with on_cluster(options, console, data_format), steps() as report:
-        problems = validate(parse(path).absolute if options.chosen else path, report, columns)
+        where = parse(path).absolute if options.chosen else path
+        problems = validate(where, report, columns, look)
     if json_file is not None:
         write_whole(json_file, json.dumps([asdict(p) for p in problems], indent=2) + "\n")
     errors = sum(problem.severity == "error" for problem in problems)
     if problems:
-        table = Table("", "Finding", title=path, title_justify="left", show_lines=True)
+        finding = Column("Finding", overflow="fold")
+        table = Table("", finding, title=path, title_justify="left", show_lines=True)
         for problem in problems:
             colour = "red" if problem.severity == "error" else "yellow"
             table.add_row(Text(problem.severity, colour), problem.message)

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from data.columns import BOOKKEEPING, arrow_type
-from data.dataset import picture_shape
+from data.dataset import flat_names, picture_shape
 from data.edit.subtasks import require_one_numbering
 from data.errors import DatasetError, short
 from data.files.names import require_plain
@@ -403,8 +403,8 @@ def _unlike(first: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]
         shapes = [picture_shape(f) if f["dtype"] in VISUAL else tuple(f["shape"]) for f in (a, b)]
         if shapes[0] != shapes[1]:
             yield f"'{name}' has shape {shapes[0]} in one and {shapes[1]} in the other"
-        labels = [_labels(f) for f in (a, b)]
-        if a["dtype"] not in VISUAL and None not in labels and labels[0] != labels[1]:
+        labels = [flat_names(f.get("names")) for f in (a, b)]
+        if a["dtype"] not in VISUAL and all(labels) and labels[0] != labels[1]:
             yield (
                 f"the dimensions of '{name}' are {short(labels[0])} in one and {short(labels[1])} "
                 "in the other"
@@ -417,13 +417,6 @@ def _depth(feature: Mapping[str, Any]) -> dict[str, Any] | None:
     told = {name.removeprefix("video."): value for name, value in about.items()}
     scale = {n: v for n, v in told.items() if n.startswith("depth_") or n == "use_log"}
     return scale if is_depth(feature) else None
-
-
-def _labels(feature: Mapping[str, Any]) -> list[Any] | None:
-    names = feature.get("names")
-    if isinstance(names, dict):
-        names = next(iter(names.values()), None)
-    return names if isinstance(names, list) else None
 
 
 def _require_known(what: str, numbers: Sequence[int], count: int) -> None:

@@ -97,13 +97,16 @@ def movement_columns(dataset: Dataset, columns: Sequence[str] = ()) -> list[str]
     return names
 
 
-def by_episode(dataset: Dataset, names: Sequence[str]) -> Iterator[Float64[np.ndarray, "t d"]]:
-    """Columns side by side, one episode after the other."""
+def by_episode(
+    dataset: Dataset, names: Sequence[str], episodes: Sequence[int] | None = None
+) -> Iterator[Float64[np.ndarray, "t d"]]:
+    """Columns side by side, one episode after the other, of all or of the given ones."""
     blocks = (
         np.concatenate([block[n].reshape(len(block[n]), -1) for n in names], axis=1)
-        for block in dataset.stream(names)
+        for block in dataset.stream(names, episodes)
     )
-    return (values.astype(np.float64) for values in cut_into_episodes(dataset.lengths, blocks))
+    lengths = dataset.lengths if episodes is None else dataset.lengths[list(episodes)]
+    return (values.astype(np.float64) for values in cut_into_episodes(lengths, blocks))
 
 
 def usual_extent(stats: Mapping[str, Stats], names: Sequence[str]) -> Float64[np.ndarray, " d"]:

@@ -23,6 +23,7 @@ from data.files.job import Done, adding_up, run_job
 from data.frames import usual_columns
 from data.lake.ranges import episode_ranges, require_no_strays, streamed
 from data.statistics.stats import Stats, describe_columns, numeric_columns
+from data.validation.conventions import Movement, OddEpisodes, find_odd, grippers, joined, movement
 
 _EXPLODED, _BROKEN, _LEAST_SIZE = 1e3, 1e6, 1e-3
 """Distances from the median for a warning and for an error, in multiples of the values' usual size;
@@ -63,7 +64,12 @@ def check_columns(
     moving = [name for name in trained if name in sound]
     if moving:
         problems += _constant(dataset, stats, moving)
-        problems += _outside(dataset, stats, moving, report)
+        odd = odd_episodes(dataset, stats, moving, report)
+        problems += [
+            warning(dataset.file(one.episodes[0]), f"column '{one.column}'", one.sentence)
+            for one in odd
+        ]
+        problems += _outside(dataset, stats, moving, odd, report)
     return problems, stats, scan.tasks
 
 
@@ -239,6 +245,37 @@ def _constant(
             )  # fmt: skip
 
 
+def odd_episodes(
+    dataset: Dataset, stats: Mapping[str, Stats], names: Sequence[str], report: Report
+) -> list[OddEpisodes]:
+    """Episodes of other units or signs, and angles that wrap, in some columns of these
+    statistics."""
+    watching = _Watching(_Columns(dataset), {name: stats[name] for name in names})
+    ranges, done = episode_ranges(dataset.lengths), _telling(dataset, report, "Conventions")
+    parts = list(run_job(watching, ranges, done))
+    found = {name: joined([part for of in parts for part in of[name]]) for name in names}
+    actions = usual_columns(names)[1]
+    return list(find_odd(dataset, found, actions))
+
+
+@dataclass(frozen=True)
+class _Watching:
+    """Facts of each column's episodes, from a range of them."""
+
+    columns: "_Columns"
+    stats: Mapping[str, Stats]
+
+    def __call__(self, part: range, done: Done) -> dict[str, list[Movement]]:
+        dataset, found = self.columns.dataset, {name: list[Movement]() for name in self.stats}
+        for episodes in _episodes(self.columns, tuple(found), part):
+            for name, of in found.items():
+                values, dims = episodes.values(name), grippers(dataset, name)
+                numbers, lengths = episodes.numbers, episodes.lengths
+                of.append(movement(numbers, lengths, values, self.stats[name], dims))
+            done(int(episodes.lengths.sum()))
+        return found
+
+
 class _Worst:
     """The place furthest beyond a limit, and how many places are beyond it."""
 
@@ -265,9 +302,14 @@ class _Worst:
 
 
 def _outside(
-    dataset: Dataset, stats: Mapping[str, Stats], names: Sequence[str], report: Report
+    dataset: Dataset,
+    stats: Mapping[str, Stats],
+    names: Sequence[str],
+    odd: Sequence[OddEpisodes],
+    report: Report,
 ) -> Iterator[Problem]:
-    """Values, changes from step to step and episodes far outside the usual."""
+    """Values, changes from step to step and episodes far outside the usual, where `odd` does not
+    explain them."""
     changing = bool((dataset.lengths > 1).any())
     kinds = ("changes", "spreads") if changing else ("spreads",)
     usual = describe_columns(
@@ -292,6 +334,10 @@ def _outside(
             steady = (changes["q50"] > 0) & (changes["q99"] > _LEAST_CHANGE * extent)
             limit = np.where(steady, _JUMP * changes["q99"], np.inf)
             suspects["changes"] = (changes["max"], limit)
+        for one in (one for one in odd if one.column == name):
+            known = slice(None) if one.kind == "units" else list(one.dims)
+            for kind in () if one.kind == "gripper" else kinds:
+                suspects[kind][1][known] = np.inf
         found = {k: _Worst(limit) for k, (most, limit) in suspects.items() if (most > limit).any()}
         if found:
             worst[name] = found

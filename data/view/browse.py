@@ -8,18 +8,21 @@ appears when it is complete, so that an interrupted run resumes with the next on
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Bool, UInt8
 from PIL import Image, ImageOps
 
 from data.dataset import Dataset, Report, frames_at
 from data.errors import DatasetError
 from data.statistics.episodes import EpisodeFacts, episode_facts, unlike
 from data.statistics.idle import IdleLimits
+from data.validation.check_columns import odd_episodes
+from data.validation.looks import SIDE, odd_looks
 from data.view import browse_page, distributions
 from data.view.page import STYLE
 from models.files.page import listed, page, script_data
@@ -30,7 +33,19 @@ _MOMENTS, _WIDTH, _HEIGHT = 4, 96, 72
 _MUCH_STILL, _MUCH_DOUBLED = 0.5, 0.05
 _LONGEST_TASK = 500
 
-MARKS = ("short", "long", "still", "doubled", "rough", "out of range", "not finite", "unreadable")
+_ODD = {
+    "units": "other units",
+    "gripper": "other sign",
+    "wraps": "wraps",
+    "blank": "blank",
+    "frozen": "frozen",
+    "same": "same picture",
+}
+"""Marks by the kinds of what `validate --look` finds."""
+MARKS = (
+    *("short", "long", "still", "doubled", "rough", "out of range", "not finite", "unreadable"),
+    *_ODD.values(),
+)
 """Reasons to look at an episode."""
 
 
@@ -56,8 +71,11 @@ def write_browser(
         raise ValueError(f"{out}: already has other files; choose a folder that is new or empty.")
     facts = episode_facts(dataset, limits, columns, report)
     section = distributions.distributions(dataset, facts.stats, against, report)
-    sheets, unreadable = _sheets(dataset, out, report)
-    marked = _marked(dataset, facts, unreadable)
+    moves = (facts.still < _MUCH_STILL * dataset.lengths) & (dataset.lengths >= _MOMENTS)
+    sheets, unreadable, odd = _sheets(dataset, out, moves, report)
+    for one in odd_episodes(dataset, facts.stats, list(facts.stats), report):
+        odd[_ODD[one.kind]].update(one.episodes)
+    marked = _marked(dataset, facts, {"unreadable": set(unreadable), **odd})
     first = np.searchsorted(dataset.runs.episode, np.arange(len(dataset.lengths)))
     tasks = dataset.runs.task[np.minimum(first, len(dataset.runs.task) - 1)]
     data = {
@@ -83,8 +101,8 @@ def write_browser(
     return counts
 
 
-def _marked(dataset: Dataset, facts: EpisodeFacts, unreadable: dict[int, str]) -> np.ndarray:
-    """Masks of the episodes by mark [marks, e]."""
+def _marked(dataset: Dataset, facts: EpisodeFacts, odd: Mapping[str, set[int]]) -> np.ndarray:
+    """Masks of the episodes by mark [marks, e]; `odd` are episodes with others of the marks."""
     frames = np.maximum(1, dataset.lengths)
     short, long = unlike(dataset.lengths.astype(np.float64))
     found = {
@@ -95,29 +113,46 @@ def _marked(dataset: Dataset, facts: EpisodeFacts, unreadable: dict[int, str]) -
         "rough": unlike(facts.jerk)[1],
         "out of range": facts.outside > 0,
         "not finite": facts.broken > 0,
-        "unreadable": np.isin(np.arange(len(frames)), list(unreadable)),
+        **{mark: np.isin(np.arange(len(frames)), list(those)) for mark, those in odd.items()},
     }
     return np.stack([found[mark] for mark in MARKS]).astype(np.int64)
 
 
-def _sheets(dataset: Dataset, out: Path, report: Report) -> tuple[list[list[str]], dict[int, str]]:
-    """Files of each camera's sheets, and episodes whose images cannot be read, with reasons."""
+def _sheets(
+    dataset: Dataset, out: Path, moves: Bool[np.ndarray, " e"], report: Report
+) -> tuple[list[list[str]], dict[int, str], dict[str, set[int]]]:
+    """Files of each camera's sheets; episodes whose images cannot be read, with reasons; and those
+    in which they are odd, by mark. `moves`: the episodes in which the robot moves."""
     folder, count = out / "sheets", len(dataset.lengths)
     folder.mkdir(parents=True, exist_ok=True)
     files: list[list[str]] = [[] for _ in dataset.cameras]
     unreadable: dict[int, str] = {}
+    odd: dict[str, set[int]] = {mark: set() for mark in _ODD.values()}
     for first in range(0, count, PER_SHEET):
         episodes = range(first, min(first + PER_SHEET, count))
-        for c in range(len(dataset.cameras)):
+        seen: dict[str, np.ndarray] = {}
+        for c, camera in enumerate(dataset.cameras):
             name = f"{dataset.digest[:12]}-{c}-{first // PER_SHEET:05d}.jpg"
             if not (folder / name).exists():
                 _write_sheet(dataset, c, episodes, folder / name)
             with Image.open(folder / name) as sheet:
                 said = json.loads(sheet.info["comment"])
+                seen[camera] = _cells(sheet, len(episodes))
             unreadable |= {int(i): why for i, why in said.items()}
             files[c].append(f"sheets/{name}")
+        for row, i in enumerate(episodes):
+            there = zip(dataset.cameras, dataset.present[i], strict=True)
+            shown = {c: seen[c][row] for c, has in there if has and i not in unreadable}
+            for one in odd_looks(shown, bool(moves[i])) if dataset.lengths[i] else ():
+                odd[_ODD[one.kind]].add(i)
         report("Pictures", episodes.stop, count)
-    return files, unreadable
+    return files, unreadable, odd
+
+
+def _cells(sheet: Image.Image, rows: int) -> UInt8[np.ndarray, "e m 16 16 3"]:
+    """A sheet's images, each as `odd_looks` takes them."""
+    small = sheet.resize((_MOMENTS * SIDE, rows * SIDE), Image.Resampling.BOX)
+    return np.asarray(small).reshape(rows, SIDE, _MOMENTS, SIDE, 3).swapaxes(1, 2)
 
 
 def _write_sheet(dataset: Dataset, camera: int, episodes: range, file: Path) -> None:

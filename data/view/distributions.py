@@ -92,10 +92,10 @@ def _dimensions(
     counts: Sequence[np.ndarray],
     told: RecordingDifference | None,
 ) -> Iterator[str]:
-    outside = {dim.name: dim for dim in told.dims if dim.column == name} if told else {}
+    compared = [dim for dim in told.dims if dim.column == name] if told else []
     labels = dimension_names(dataset.features[name].get("names"), edges.shape[1])
     for d, label in enumerate(labels):
-        dim = outside.get(label)
+        dim = compared[d] if compared else None
         more = f"; {100 * dim.outside:.3g} % of □ outside ■" if dim and dim.outside else ""
         ends = float(edges[0, d]), float(edges[1, d])
         yield _chart(label, ends, [each[d] for each in counts], more)

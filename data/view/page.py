@@ -33,7 +33,7 @@ button, select { font: inherit; font-size: .9rem; color: var(--ink); background:
   align-items: center; border-top: 1px solid var(--line); }
 .dim > div { padding: .2rem .6rem .2rem 0; min-width: 0; }
 .name { display: block; font-size: .85rem; font-weight: 500; line-height: 1.25;
-  overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
+  overflow-wrap: anywhere; }
 .dim output { text-align: right; font-size: .85rem; font-variant-numeric: tabular-nums; }
 .dim svg { display: block; width: 100%; height: 2.9rem; }
 .dim path { fill: none; stroke: var(--main); stroke-width: 1.5; stroke-linejoin: round;

@@ -37,6 +37,11 @@ def harmless(text: str) -> str:
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+def counted(number: int, noun: str) -> str:
+    """A number and what it counts: "1 episode", "0 episodes"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def first_line(error: BaseException) -> str:
     """First line of an error's message without its period; the error's kind if it says nothing."""
     text = next(iter(str(error).splitlines()), "").strip().rstrip(".")

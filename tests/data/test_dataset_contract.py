@@ -226,10 +226,26 @@ def test_a_reader_that_leaves_rows_out_makes_no_store(episodes, npz, tmp_path):
         tables.write(broken, tmp_path)
 
 
-@pytest.mark.parametrize("names", [["x", "y"], ("x", "y"), {"axes": ["x", "y"]}])
-def test_dimensions_are_named_in_any_of_the_ways_that_datasets_name_them(names):
-    assert dimension_names(names, 2) == ["x", "y"]
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["x", "y"], ["x", "y"]),
+        (("x", "y"), ["x", "y"]),
+        ([["x", "y"]], ["x", "y"]),
+        ([["x"], ["y"]], ["x", "y"]),
+        ({"axes": ["x", "y"]}, ["x", "y"]),
+        ({"motors": [["x", "y"]]}, ["x", "y"]),
+        ({"left": ["x"], "right": ["y"]}, ["x", "y"]),
+        ({"left": ["x"], "right": ["x"]}, ["left x", "right x"]),
+        ({"y": 1, "x": 0}, ["x", "y"]),
+        ([3, "y"], ["3", "y"]),
+    ],
+)
+def test_dimensions_are_named_in_any_of_the_ways_that_datasets_name_them(names, found):
+    assert dimension_names(names, 2) == found
     assert dimension_names(names, 3) == ["0", "1", "2"]
+    assert dimension_names(None, 2) == ["0", "1"]
+    assert dimension_names([f"joint {'x' * 300}{n}" for n in "ab"], 2)[0][-3:] == "xa'"
 
 
 def test_reworded_frames_have_all_that_frames_have():

@@ -60,7 +60,7 @@ def show_statistics(console: Console, statistics: dict[str, Stats], dataset: Dat
         feature = dataset.features[name]
         warnings = narrow(stats) if "float" in feature["dtype"] else {}
         numbers = (Column(key, justify="right", no_wrap=True) for key in shown)
-        rows = table(Column(name, no_wrap=True), *numbers)
+        rows = table(name, *numbers)
         for dim, label in enumerate(dimension_names(feature.get("names"), stats["mean"].size)):
             values = (f"{np.ravel(stats[key])[dim]:.3g}" for key in shown)
             style = "yellow" if dim in warnings else None
@@ -73,7 +73,7 @@ def show_statistics(console: Console, statistics: dict[str, Stats], dataset: Dat
 
 def show_difference(console: Console, found: RecordingDifference) -> None:
     """Facts and ranges side by side, then each difference that matters."""
-    facts = table(Column("", no_wrap=True), "First", "Second")
+    facts = table("", "First", "Second")
     cameras = list(dict.fromkeys([*found.first.cameras, *found.second.cameras]))
     heads = ("path", "robot", "frames per second", "episodes, frames", "time between frames")
     sides = (_facts(side, cameras) for side in (found.first, found.second))
@@ -83,9 +83,7 @@ def show_difference(console: Console, found: RecordingDifference) -> None:
     console.print()
     numbers = (Column(name, justify="right", no_wrap=True) for name in ("B q01", "B q99"))
     own = (Column(name, justify="right", no_wrap=True) for name in ("A q01", "A q99"))
-    ranges = table(
-        Column("Column", no_wrap=True), "Dim", *own, *numbers, "Outside of A", "By half ranges"
-    )
+    ranges = table("Column", "Dim", *own, *numbers, "Outside of A", "By half ranges")
     for dim in found.dims:
         values = (dim.first[1], dim.first[3], dim.second[1], dim.second[3])
         ranges.add_row(
@@ -107,8 +105,9 @@ def robot_of(dataset: Dataset) -> str:
 
 
 def table(*columns: Column | str) -> Table:
-    """A table in the style that all of them share."""
-    return Table(*columns, box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    """A table in the style that all of them share, which never cuts a name."""
+    folded = (Column(c, overflow="fold") if isinstance(c, str) else c for c in columns)
+    return Table(*folded, box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
 
 
 def _facts(side: RecordingFacts, cameras: list[str]) -> list[str]:

@@ -38,6 +38,7 @@ def render(runs: Sequence[RunRecord], metrics: Sequence[str] = METRICS, refresh:
     title = f"{len(runs)} runs: {names}" if len(runs) > 1 else f"Run {names}"
     found = [read_films(run.folder) for run in runs]
     said = [line for run in runs for line in run.damage] + [line for _, d in found for line in d]
+    said += [f"Data of {run.name}: {line}" for run in runs for line in run.warnings]
     damage = listed("findings note", [_text(line) for line in said]) if said else ""
     shorter = title if len(title) < 80 else f"{len(runs)} runs"
     live = (

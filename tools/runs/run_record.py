@@ -16,6 +16,7 @@ from typing import Any
 
 from flax.traverse_util import flatten_dict
 
+from data.files import cached
 from parallel.evaluations import HELD_OUT_LOSS, Evaluations
 from parallel.hooks import due
 from parallel.monitor import goodput, metrics
@@ -44,7 +45,7 @@ class RunRecord:
     metrics.jsonl, closed_loop.jsonl and goodput.jsonl. `saved` is the number of steps of its last
     checkpoint, 0 if unknown. `judged` are the success rates that tools.evaluate left in the run's
     folders, by folder. `left` is true if a process that is gone left its lock. `damage` are
-    sentences on everything else."""
+    sentences on everything else, `warnings` those about the run's data."""
 
     folder: Path
     name: str
@@ -58,6 +59,7 @@ class RunRecord:
     at_work: str
     left: bool
     damage: Sequence[str]
+    warnings: Sequence[str] = ()
 
     @property
     def done(self) -> int:
@@ -220,6 +222,13 @@ def _read(folder: Path, name: str) -> RunRecord:
             damage.append(f"{path} is damaged and was left out.")
         return {}
 
+    def told(path: Path) -> list[str]:
+        try:
+            return [str(line) for line in cached.read_json(path)]
+        except (OSError, ValueError, TypeError):
+            damage.append(f"{path} is damaged and was left out.")
+        return []
+
     origin = {k: v for k, v in values(ORIGIN_NAME).items() if isinstance(v, str)}
     saved, judged = values(SAVED_NAME).get("step"), {}
     for path in sorted({*folder.glob("evaluation.json"), *folder.glob("*/evaluation.json")}):
@@ -242,6 +251,7 @@ def _read(folder: Path, name: str) -> RunRecord:
         (busy := at_work(folder)),
         not busy and (folder / LOCK_NAME).exists(),
         damage,
+        [line for path in sorted(folder.glob("store/warnings-*.json")) for line in told(path)],
     )
 
 

@@ -21,6 +21,7 @@ from data.errors import DatasetError
 from data.files.exchange import exchange
 from data.lerobot.meta_writer import write_tasks
 from data.lerobot.writer import DatasetWriter
+from data.statistics.difference import difference
 from data.validation.validate import validate
 from data.video.encoding import VideoEncoding
 from data.video.video import encode_mp4
@@ -574,6 +575,20 @@ def test_unlike_datasets_are_not_joined(change, message, recorded, tmp_path):
     with pytest.raises(ValueError, match=message):
         edit_dataset([recorded, tmp_path / "b"], tmp_path / "new", Edit())
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
+@pytest.mark.parametrize("names", [[["x", "y", "z", "grip"]], {"motors": ["x", "y", "z", "grip"]}])
+def test_datasets_that_write_the_same_names_in_other_ways_are_joined(names, recorded, tmp_path):
+    shutil.copytree(recorded, tmp_path / "other")
+    info = json.loads((tmp_path / "other/meta/info.json").read_text())
+    info["features"]["observation.state"]["names"] = names
+    (tmp_path / "other/meta/info.json").write_text(json.dumps(info))
+    edit_dataset([tmp_path / "other", recorded], tmp_path / "new", Edit())
+    new, old = open_dataset(tmp_path / "new"), open_dataset(recorded)
+    assert np.array_equal(new.column("action"), np.concatenate([old.column("action")] * 2))
+    told = difference(open_dataset(tmp_path / "other"), old, lambda *_: None)
+    assert [d.name for d in told.dims][:4] == ["x", "y", "z", "grip"]
+    assert "x, y, z, grip" in new._repr_html_()
 
 
 def test_other_rates_and_robots_are_not_joined(recorded, tmp_path):

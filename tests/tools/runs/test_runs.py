@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 import tools.runs.__main__ as command
+from data.files.cached import write_json
 from data.video.video import encode_mp4
 from models.files.terminal import Console
 from parallel.runs.run_lock import locked
@@ -101,6 +102,9 @@ def test_what_is_damaged_is_left_out_and_named(tmp_path, typed):
     first, *others = log.read_text().splitlines(keepends=True)
     log.write_text("".join([first, '{"step": \n', *others, '{"step": 3, "lo']))
     (run / "origin.json").write_text("{")
+    (run / "store").mkdir()
+    write_json(run / "store/warnings-0.json", ["set, camera 'wrist': is black in all 8 episodes."])
+    (run / "store/warnings-1.json").write_text('{"content": ["swapped"]}')
     said = typed("list", run)
     assert "3/100   nan" in said
     assert f"{log}, line 2: not a line of this log and was left out." in said
@@ -108,6 +112,8 @@ def test_what_is_damaged_is_left_out_and_named(tmp_path, typed):
     shown = Page(page(run))
     assert "left out: 1 value that is not a number" in shown.text
     assert f"{log}, line 2: not a line of this log and was left out." in shown.text
+    assert "Data of a: set, camera 'wrist': is black in all 8 episodes." in shown.text
+    assert f"{run / 'store/warnings-1.json'} is damaged and was left out." in shown.text
 
 
 def test_runs_are_found_behind_links_and_whatever_they_are_called_and_each_once(
