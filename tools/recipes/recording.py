@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import tyro
 
 from data.edit.write import JOURNAL as EDITED
-from data.files.partial import partial_of
+from data.files.partial import partial_of, require_apart
 from data.lerobot.dataset import LeRobotDataset
 from data.lerobot.growing import is_growing
 from data.lerobot.recording import video_feature
@@ -92,6 +92,7 @@ def record_dataset(
         starts of the recording.
     """
     start = time.perf_counter()
+    require_apart(config.out, [] if config.checkpoint is None else [config.checkpoint])
     suite = load_suite(config.suite)
     _check(config)
     if config.draw_every > 1 or not config.antialias:

@@ -18,6 +18,7 @@ import numpy as np
 from data.errors import DatasetError
 from data.files.checksums import digest_of
 from data.files.job import Done, run_job
+from data.files.partial import require_apart
 from data.lerobot.importing.csv_files import CSV
 from data.lerobot.importing.hdf5 import HDF5
 from data.lerobot.importing.layout import ImportLayout
@@ -127,14 +128,16 @@ def import_dataset(
         episodes) and the total.
 
     Raises:
-      ValueError: `out` is not empty, the paths hold no recordings or several formats, a library is
-        missing, or `resume` finds other recordings than the import began with.
+      ValueError: `out` is not empty or inside a recording, the paths hold no recordings or several
+        formats, a library is missing, or `resume` finds other recordings than the import began
+        with.
       DatasetError: a recording is damaged or not as the layout says; names file and place. Earlier
         episodes stay; once it is repaired or left out, `resume` continues.
       OSError: the disk is full or fails; `resume` continues.
     """
     report = progress or (lambda what, done, total: None)
     kind, files = find_recordings(paths)
+    require_apart(out, files)
     checked = list[CheckedRecording]()
     for number, file in enumerate(files):
         report("Checking", number, len(files))
@@ -213,6 +216,10 @@ def find_recordings(paths: Sequence[str | Path]) -> tuple[RecordingFormat, list[
 def _within(path: Path) -> Iterator[tuple[Path, RecordingFormat]]:
     for kind in FORMATS:
         if kind.recognises(path):
+            if not (path.is_file() or path.is_dir()):
+                raise DatasetError(
+                    path, "file", "is a pipe, device or broken link, not a file; copy it again."
+                )
             yield path, kind
             return
     if path.is_dir():
