@@ -6,6 +6,8 @@ reads.
 from collections.abc import Iterable
 from pathlib import Path
 
+EDITED = "edit.jsonl"
+"""File of a dataset that an edit has put in place, or is to, and not yet finished."""
 _UNMARKED = {"data", "meta", "videos"}
 _OF_OTHERS = ("meta/info.json", "meta/recording.jsonl")
 

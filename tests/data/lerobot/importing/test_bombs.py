@@ -266,6 +266,20 @@ def test_a_pipe_or_a_broken_link_among_recordings_is_named_and_not_opened(tmp_pa
         (tmp_path / name).unlink()
 
 
+@pytest.mark.parametrize("given", ["", "bag", "bag/bag.db3", "among others"])
+def test_a_killed_bag_names_the_command_that_mends_it(tmp_path, given):
+    path = ros2(tmp_path)
+    if given == "bag/bag.db3":
+        with pytest.raises(ValueError, match="is in a bag; give the bag's folder"):
+            import_dataset([tmp_path / given], tmp_path / "out", layout_of(tmp_path, TOPIC))
+    (path / "metadata.yaml").unlink()
+    if given == "among others":
+        (tmp_path / "a.bag").touch()
+    where = tmp_path / given if "bag" in given else tmp_path
+    with pytest.raises(DatasetError, match=f"run `ros2 bag reindex {path}`, which writes it"):
+        import_dataset([where], tmp_path / "out", layout_of(tmp_path, TOPIC))
+
+
 def test_a_bag_with_a_pipe_in_it_is_not_opened(tmp_path):
     path = ros2(tmp_path)
     (file,) = path.glob("*.db3")
