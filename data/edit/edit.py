@@ -15,7 +15,7 @@ from data.edit.journal import FileJournal
 from data.edit.plan import Edit, EditPlan, plan_edit
 from data.edit.write import JOURNAL, Progress, described, write_plan
 from data.files.exchange import exchange
-from data.files.partial import partial_of
+from data.files.partial import partial_of, require_apart
 from data.lerobot.dataset import LeRobotDataset
 from models.files.address import parse, whole
 
@@ -42,8 +42,8 @@ def edit_dataset(
       Plans of what was written, by the name of the split ("" without splits).
 
     Raises:
-      ValueError: the edit does not fit the datasets, `out` is not empty, `<out>.old` is in the way,
-        or `<out>.partial` holds what another edit began.
+      ValueError: the edit does not fit the datasets, `out` is not empty or inside one of them,
+        `<out>.old` is in the way, or `<out>.partial` holds what another edit began.
       MissingFileError, DatasetError: a file of a dataset is missing or damaged.
       OSError: the disk is full or fails.
 
@@ -68,6 +68,8 @@ def edit_dataset(
         raise ValueError(f"{out}: already exists and is not empty; choose another path.")
     if in_place and edit.splits:
         raise ValueError(f"{out}: cannot be split in place; give another folder for the splits.")
+    if not in_place:
+        require_apart(out, paths)
     plans = plan_edit([LeRobotDataset(path) for path in paths], edit)
     frames, before = sum(plan.work for plan in plans.values()), 0
     journal = (

@@ -27,6 +27,7 @@ from data.edit.plan import EditPlan, Part
 from data.edit.subtasks import numbered_column, texts_to_number
 from data.errors import DatasetError
 from data.files.job import Done, adding_up, run_job
+from data.files.partial import EDITED as JOURNAL
 from data.files.texts import numbered_texts, texts_from
 from data.lerobot.dataset import LeRobotDataset
 from data.lerobot.meta_writer import EpisodeTable, copy_others, info_of, kept_info
@@ -39,8 +40,6 @@ from data.video.span import Packets
 from data.video.video import VideoReader
 
 Progress = Callable[[int, int], None]
-
-JOURNAL = "edit.jsonl"
 
 _ROWS, _ENCODED = "rows", "encoded"
 

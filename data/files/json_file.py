@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import DatasetError
+from data.files.limits import MOST_JSON, require_text
 
 
 def read_json(path: Path, file: Path | str, remedy: str) -> Any:
@@ -16,8 +17,10 @@ def read_json(path: Path, file: Path | str, remedy: str) -> Any:
       remedy: last words of error messages.
 
     Raises:
-      DatasetError: the file is not JSON, or Python cannot read it.
+      DatasetError: the file is not JSON, too large, or Python cannot read it.
     """
+    if isinstance(path, Path):
+        require_text(file, "file", path.stat().st_size, MOST_JSON)
     try:
         return json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:

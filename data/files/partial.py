@@ -1,9 +1,13 @@
 """The folder `<out>.partial`, which holds a dataset until it is complete. Several commands share
-the name, and none of them may remove what another one began and could resume.
+the name, and none of them may remove what another one began and could resume, or write into what it
+reads.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
+EDITED = "edit.jsonl"
+"""File of a dataset that an edit has put in place, or is to, and not yet finished."""
 _UNMARKED = {"data", "meta", "videos"}
 _OF_OTHERS = ("meta/info.json", "meta/recording.jsonl")
 
@@ -11,6 +15,20 @@ _OF_OTHERS = ("meta/info.json", "meta/recording.jsonl")
 def partial_of(out: Path) -> Path:
     """The folder that holds `out` until it is complete."""
     return out.with_name(out.name + ".partial")
+
+
+def require_apart(out: str | Path, sources: Iterable[str | Path]) -> None:
+    """Raises ValueError if a path or URL to write to is one of those to read from, or inside."""
+    for source in sources:
+        urls = ["://" in str(one) for one in (out, source)]
+        if all(urls):
+            inside = f"{str(out).rstrip('/')}/".startswith(f"{str(source).rstrip('/')}/")
+        else:
+            inside = not any(urls) and Path(out).resolve().is_relative_to(Path(source).resolve())
+        if inside:
+            raise ValueError(
+                f"{out}: is inside of {source}, which is read; give a folder that is not."
+            )
 
 
 def require_leftover(partial: Path, *, whole: bool = False) -> None:

@@ -16,7 +16,7 @@ from jaxtyping import Int64
 from data.columns import BOOKKEEPING
 from data.errors import DatasetError
 from data.files.job import Done, run_job
-from data.files.partial import partial_of, require_leftover
+from data.files.partial import partial_of, require_apart, require_leftover
 from data.lerobot.dataset import LeRobotDataset
 from data.lerobot.meta_writer import EpisodeTable, copy_others, info_of, kept_info
 from data.lerobot.recording import DataFiles
@@ -45,14 +45,15 @@ def upgrade(
       progress: called after each episode with the frames done and the total.
 
     Raises:
-      ValueError: `out` is not empty, the dataset is v3.0 already, or `<out>.partial` holds what
-        another command has begun.
+      ValueError: `out` is not empty or inside of `path`, the dataset is v3.0 already, or
+        `<out>.partial` holds what another command has begun.
       MissingFileError, DatasetError: a file of the dataset is missing or damaged. Nothing is left
         at `out` then.
     """
     dataset, out = LeRobotDataset(path), Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out}: already exists and is not empty; choose another path.")
+    require_apart(out, [path])
     if not dataset.info["codebase_version"].startswith("v2."):
         raise ValueError(
             f"{path}: is {dataset.info['codebase_version'][:80]} already; there is nothing to "

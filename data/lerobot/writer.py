@@ -17,8 +17,8 @@ from jaxtyping import UInt8
 from data.columns import BOOKKEEPING, arrow_type
 from data.files.exchange import exchange
 from data.files.names import require_plain
-from data.files.partial import partial_of, require_leftover
-from data.lerobot.dataset import VERSION
+from data.files.partial import EDITED, partial_of, require_leftover
+from data.lerobot.dataset import VERSION, LeRobotDataset
 from data.lerobot.growing import GrowingDataset, is_growing
 from data.lerobot.meta_writer import EpisodeTable, info_of
 from data.lerobot.metadata import is_depth
@@ -244,6 +244,26 @@ class DatasetWriter:
                     f"expected uint8 {shape}."
                 )
         return values
+
+
+def finished_recording(path: Path) -> LeRobotDataset | None:
+    """The dataset that a recording at `path` has become, None if there is none or it is still being
+    recorded. What a kill after the last step left in `<path>.partial` is removed.
+
+    Raises:
+      ValueError: an edit of it was interrupted.
+    """
+    if is_growing(path) or not (path / "meta/info.json").is_file():
+        return None
+    if (path / EDITED).is_file():
+        raise ValueError(
+            f"{path}: its edit --in-place was interrupted; run the same edit command again to "
+            "finish it."
+        )
+    left = partial_of(path)
+    if is_growing(left):  # its files before they were joined
+        shutil.rmtree(left)
+    return LeRobotDataset(path)
 
 
 def _length(given: Any) -> int:

@@ -24,6 +24,7 @@ from data.dataset import Dataset
 from data.errors import DatasetError
 from data.files.checksums import Progress, compare
 from data.files.folder import Folder, LocalFolder, open_folder
+from data.files.partial import require_apart
 from data.files.shards import OpenShards, require_room
 from data.frames import Rows, Squares, fit_of
 from data.store import convert, tables
@@ -249,9 +250,10 @@ def build_store(
       resize: how images are fitted to `image_size`.
 
     Raises:
-      ValueError: `path` holds a store or something else, the dataset has no camera or numeric
-        column, or a frame cannot be decoded.
+      ValueError: `path` holds a store or something else or lies in the dataset, the dataset has no
+        camera or numeric column, or a frame cannot be decoded.
     """
+    require_apart(path, [dataset.root])
     folder = open_folder(path)
     if folder.exists(convert.DESCRIPTION):
         raise ValueError(f"{path}: already exists; delete it or choose another path.")

@@ -18,7 +18,7 @@ from data.statistics.stats import numeric_columns
 from data.video.video import encode_mp4
 from data.view.page import SCRIPT, STYLE
 from models.files.page import data_url, listed, page, script_data
-from models.files.whole_text import write_whole
+from models.files.whole_text import require_replaceable, write_whole
 
 _MARGIN = 0.06
 _ENCODING = {"crf": "22", "preset": "veryfast", "g": "10"}
@@ -66,7 +66,7 @@ def write_recording(dataset: Dataset, episode: int, path: Path) -> None:
 
     Raises:
       DatasetError: one of its columns or images cannot be read.
-      ValueError: there is no such episode, or rerun-sdk is not installed.
+      ValueError: there is no such episode, rerun-sdk is not installed, or `path` is a device.
     """
     try:
         import rerun as rr
@@ -75,6 +75,7 @@ def write_recording(dataset: Dataset, episode: int, path: Path) -> None:
             "A rerun recording needs the package rerun-sdk; install it with "
             "`pip install -e '.[view]'` in Chiliad's repository."
         ) from None
+    require_replaceable(path)
     columns, tasks = _columns(dataset, episode), _tasks(dataset, episode)
     videos = _videos(dataset, episode)
     frames = np.arange(int(dataset.lengths[episode]))

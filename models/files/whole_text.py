@@ -27,10 +27,23 @@ def write_whole(path: Path, text: str) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
+def require_replaceable(path: Path) -> None:
+    """Raises ValueError if something other than a regular file is there, which writing a whole file
+    would remove."""
+    if path.exists() and not path.is_file():
+        what = "a folder" if path.is_dir() else "a device or a pipe"
+        raise ValueError(f"{path}: is {what}, which a file cannot replace; give another path.")
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary file beside `path` that replaces it when the block succeeds and is removed if it
-    fails."""
+    fails.
+
+    Raises:
+      ValueError: `path` is a folder, a device or a pipe.
+    """
+    require_replaceable(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.partial")
     try:

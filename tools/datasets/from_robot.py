@@ -84,7 +84,7 @@ def write_robot_dataset(seen: Path, out: Path) -> Iterator[int]:
       FileNotFoundError: there are none.
       ValueError: `out` exists, or an episode does not fit the first.
     """
-    files = sorted(seen.glob("episode_*.npz"))
+    files = [file for file in sorted(seen.glob("episode_*.npz")) if file.is_file()]
     if not files:
         raise FileNotFoundError(
             f"{seen}: has no episode_*.npz files; give a folder that chiliad-client's "

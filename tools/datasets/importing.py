@@ -62,6 +62,7 @@ def import_command(
         f"{out}: LeRobot v3.0, {found.episodes} episodes, {found.frames} frames of "
         f"{found.recordings} recordings"
         + f"; gaps of {found.left_out:.1f} s in all were cut out" * (found.left_out > 0)
+        + "; the import was already complete" * found.complete
         + ".",
     )
     if found.unused:

@@ -4,7 +4,6 @@ Call `record_dataset` from a notebook or a script; `python -m tools.record` is i
 """
 
 import json
-import shutil
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -14,12 +13,9 @@ from typing import Annotated, Any
 
 import tyro
 
-from data.edit.write import JOURNAL as EDITED
-from data.files.partial import partial_of
-from data.lerobot.dataset import LeRobotDataset
-from data.lerobot.growing import is_growing
+from data.files.partial import require_apart
 from data.lerobot.recording import video_feature
-from data.lerobot.writer import DatasetWriter
+from data.lerobot.writer import DatasetWriter, finished_recording
 from models.config import to_json
 from models.files.own_file import run_file
 from models.robot_policy import RobotPolicy
@@ -92,6 +88,7 @@ def record_dataset(
         starts of the recording.
     """
     start = time.perf_counter()
+    require_apart(config.out, [] if config.checkpoint is None else [config.checkpoint])
     suite = load_suite(config.suite)
     _check(config)
     if config.draw_every > 1 or not config.antialias:
@@ -215,23 +212,15 @@ def _about(config: RecordConfig) -> dict[str, Any]:
 
 def _finished(out: Path, asked: int) -> dict[str, Any] | None:
     """Summary of a complete recording; None if there is something left to do."""
-    if is_growing(out) or not (out / "meta/info.json").is_file():
+    dataset = finished_recording(out)
+    if dataset is None:
         return None
-    dataset = LeRobotDataset(out)
     if dataset.num_episodes != asked:
         raise ValueError(
             f"{out}: is a finished dataset of {dataset.num_episodes} episodes, but {asked} were "
             "asked for; record the others with another --seed and join both with `tools.data "
             "edit`."
         )
-    if (out / EDITED).is_file():
-        raise ValueError(
-            f"{out}: its edit --in-place was interrupted; run the same edit command again to "
-            "finish it."
-        )
-    left = partial_of(out)
-    if is_growing(left):  # its files before they were joined
-        shutil.rmtree(left)
     return {"tried": None, "kept": asked, "failed": None, "frames": dataset.num_frames}
 
 

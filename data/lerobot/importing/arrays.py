@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 
 from data.errors import DatasetError, naming_damage, short
-from data.files.limits import most_values, require_pixels, room_for
+from data.files.limits import most_values, require_budget, require_pixels, room_for
 from data.lerobot.importing.clock import SECOND, align
 from data.lerobot.importing.layout import CameraSource, ColumnSource, ImportLayout, TimeUnit
 from data.lerobot.importing.recording import CheckedRecording, ImportedEpisode, PendingEpisode
@@ -42,7 +42,11 @@ class RowArray(Protocol):
 
 
 def check_rows(
-    file: Path, episode: str, layout: ImportLayout, arrays: Mapping[str, RowArray], size: int
+    file: Path,
+    episode: str,
+    layout: ImportLayout,
+    arrays: Mapping[str, RowArray],
+    size: Callable[[str], int],
 ) -> int:
     """Checks the arrays of an episode; returns its number of frames.
 
@@ -50,7 +54,8 @@ def check_rows(
       episode: its name in the file, for messages.
       layout: without patterns.
       arrays: by path.
-      size: bytes of the file, against which the arrays' declared sizes are checked.
+      size: bytes on disk in which the array at a path is stored; its declared sizes are checked
+        against them.
 
     Raises:
       DatasetError: arrays differ in length, or one has a type or shape that cannot be read.
@@ -77,15 +82,19 @@ def check_rows(
                 f"is {array.dtype} of shape {array.shape}; column '{name}' needs numbers of shape "
                 "(frames,) or (frames, n).",
             )
-        if int(np.prod(array.shape, dtype=object)) > most_values(size):
+        if math.prod(array.shape) > most_values(size(path)):
             raise DatasetError(
                 file,
                 f"{episode}'{path}'",
-                f"claims to have shape {array.shape}, far more than a file of {size} bytes holds; "
-                "copy it again.",
+                f"claims to have shape {array.shape}, far more than a file of {size(path)} bytes "
+                "holds; copy it again.",
             )
     for path in cameras:
         _check_pictures(file, f"{episode}'{path}'", arrays[path])
+    for path, array in arrays.items():
+        chunk = getattr(array, "chunks", None) or (1, *array.shape[1:])
+        asked = array.dtype.itemsize * max(math.prod(chunk), math.prod(array.shape[1:]))
+        require_budget(file, f"{episode}'{path}'", asked, size(path))
     return next(iter(lengths.values()))
 
 
@@ -126,14 +135,15 @@ def unwritten(
 def require_written(
     file: Path, episode: str, layout: ImportLayout, lost: Callable[[str], Unwritten | None]
 ) -> None:
-    """Warns of a camera's chunks that were never written, which are read as black.
+    """Warns of a camera's chunks that were never written, which are read as black, if most were.
 
     Args:
       layout: without patterns.
       lost: what was never written of the array at a path.
 
     Raises:
-      DatasetError: chunks of a column were never written, and would be read as zeros.
+      DatasetError: chunks of a column, or most of a camera's, were never written, and would be read
+        as zeros.
     """
     for path in dict.fromkeys([*layout.column_paths, *layout.camera_paths]):
         if (found := lost(path)) is None:
@@ -142,7 +152,7 @@ def require_written(
             f"{found.chunks} of {found.of} chunks were never written (the first from row "
             f"{found.row} on)"
         )
-        if path in layout.column_paths:
+        if path in layout.column_paths or 2 * found.chunks > found.of:
             raise DatasetError(
                 file,
                 f"{episode}'{path}'",

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
+from data.files.limits import most_frames
 from data.lerobot.importing.layout import Gaps
 
 SECOND = 10**9
@@ -35,7 +36,7 @@ def align(
 
     Raises:
       ValueError: a topic has no message, goes back in time, or is silent for longer while `gaps` is
-        "refuse"; the message names it and the time.
+        "refuse"; the message names it and the time. Or the times are too far apart.
     """
     for topic, at in times.items():
         if not len(at):
@@ -60,6 +61,12 @@ def align(
                     f"{_seconds(last - begin)} s, longer than {silence:g} s"
                 )
             silent.append((first, last + (gap == len(at))))
+    frames, messages = (end - start) * fps // SECOND, sum(map(len, times.values()))
+    if not silent and frames > most_frames(messages):
+        raise ValueError(
+            f"the times span {_seconds(end - start)} s, {frames} frames at {fps} fps, with only "
+            f"{messages} messages"
+        )
     stretches = [_ticks(start, *span, fps) for span in _between(silent, start, end)]
     found = [AlignedStretch(t, _last(times, t)) for t in stretches if len(t) > 1]
     if silent and found:

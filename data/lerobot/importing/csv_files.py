@@ -138,7 +138,7 @@ def _arrays(sheet: _Sheet, layout: ImportLayout) -> tuple[ImportLayout, dict[str
     resolved = layout.resolved(sheet.cells, sheet.path)
     arrays: dict[str, Any] = {name: sheet.numbers(name) for name in resolved.column_paths}
     arrays |= {name: _PictureFiles(sheet, name) for name in resolved.camera_paths}
-    check_rows(sheet.path, "", resolved, arrays, sheet.path.stat().st_size)
+    check_rows(sheet.path, "", resolved, arrays, lambda name: sheet.path.stat().st_size)
     return resolved, arrays
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from data.errors import DatasetError, naming_damage, short
+from data.files.limits import require_budget, require_text
 from data.lerobot.importing.arrays import (
     Unwritten,
     check_rows,
@@ -91,7 +92,8 @@ def _rows_of(
     every = layout.resolved(_names(group), path)
     arrays = _arrays(path, _place(name), group, every)
     resolved = without_depth(layout, every, arrays)
-    return resolved, arrays, check_rows(path, _place(name), resolved, arrays, path.stat().st_size)
+    size = path.stat().st_size
+    return resolved, arrays, check_rows(path, _place(name), resolved, arrays, lambda _: size)
 
 
 def _read(
@@ -169,6 +171,7 @@ def _selected(path: Path, root: Any, names: list[str], only: str) -> list[str]:
         array = _entry(path, root, only)
         if not hasattr(array, "shape") or array.dtype.kind not in "OS" or len(array.shape) != 1:
             raise DatasetError(path, f"'{only}'", "is not a list of names; correct --only.")
+        require_budget(path, f"'{only}'", array.nbytes, path.stat().st_size)
         listed = [one.decode() if isinstance(one, bytes) else str(one) for one in array[:]]
         known = {name.rpartition("/")[2]: name for name in names}
         if strange := [one for one in listed if one not in known]:
@@ -244,6 +247,10 @@ def _text(path: Path, root: Any, group: Any, where: str) -> str:
     top = root if name.startswith("/") or where.startswith("@/") else group
     entry = _entry(path, top, name) if name.strip("/") else top
     first, *keys = attribute.split(".")
+    if not at and hasattr(entry, "nbytes"):
+        require_text(path, f"'{where}'", entry.nbytes)
+    elif first in entry.attrs:
+        require_text(path, f"'{where}'", entry.attrs.get_id(first).get_storage_size())
     try:
         value = entry.attrs[first] if at else entry[()]
         value = value.decode() if isinstance(value, bytes) else value

@@ -15,9 +15,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from data.columns import BOOKKEEPING
 from data.errors import DatasetError
 from data.files.checksums import digest_of
 from data.files.job import Done, run_job
+from data.files.partial import require_apart
+from data.lerobot.dataset import LeRobotDataset
 from data.lerobot.importing.csv_files import CSV
 from data.lerobot.importing.hdf5 import HDF5
 from data.lerobot.importing.layout import ImportLayout
@@ -31,9 +34,9 @@ from data.lerobot.importing.recording import (
 )
 from data.lerobot.importing.replay_buffer import ZARR
 from data.lerobot.importing.rlds_folders import RLDS
-from data.lerobot.importing.ros_bags import ROS_BAG
+from data.lerobot.importing.ros_bags import METADATA, ROS_BAG
 from data.lerobot.recording import features_of
-from data.lerobot.writer import DatasetWriter
+from data.lerobot.writer import DatasetWriter, finished_recording
 from data.statistics.pixels import Histogram
 from data.video.encoding import EncodedFrames, VideoEncoding, write_video
 
@@ -41,7 +44,7 @@ FORMATS: tuple[RecordingFormat, ...] = (HDF5, ZARR, ROS_BAG, MCAP, CSV, RLDS)
 
 Progress = Callable[[str, int, int], None]
 
-_ENCODED = ".encoded"
+_ENCODED, _DATABASE = ".encoded", ".db3"
 
 
 class Unit(NamedTuple):
@@ -100,13 +103,15 @@ class RecordingsReading:
 
 class ImportSummary(NamedTuple):
     """Number of recordings read, the episodes and frames written, the seconds cut out because of
-    gaps, and the names of the data that the layout takes nothing from."""
+    gaps, and the names of the data that the layout takes nothing from. `complete`: the import had
+    ended before, and the seconds are not known."""
 
     recordings: int
     episodes: int
     frames: int
     left_out: float
     unused: tuple[str, ...]
+    complete: bool = False
 
 
 def import_dataset(
@@ -122,25 +127,29 @@ def import_dataset(
     Args:
       paths: files and folders of recordings of one format, in this order; within a folder, in the
         order of their names.
-      resume: `out` may hold an interrupted import.
+      resume: `out` may hold an interrupted import, or a complete one, which stays as it is.
       progress: called with the activity, the episodes done (recordings, if only the data tell their
         episodes) and the total.
 
     Raises:
-      ValueError: `out` is not empty, the paths hold no recordings or several formats, a library is
-        missing, or `resume` finds other recordings than the import began with.
+      ValueError: `out` is not empty or inside a recording, the paths hold no recordings or several
+        formats, a library is missing, or `resume` finds other recordings than the import began
+        with.
       DatasetError: a recording is damaged or not as the layout says; names file and place. Earlier
         episodes stay; once it is repaired or left out, `resume` continues.
       OSError: the disk is full or fails; `resume` continues.
     """
     report = progress or (lambda what, done, total: None)
     kind, files = find_recordings(paths)
+    require_apart(out, files)
     checked = list[CheckedRecording]()
     for number, file in enumerate(files):
         report("Checking", number, len(files))
         checked.append(kind.check(file, layout))
         require_alike(file, "", checked[-1], checked[0], str(files[0]))
     counts = [one.episodes for one in checked]
+    if resume and (done := finished_recording(Path(out))) is not None:
+        return _complete(done, sum(counts), layout, checked)
     with kind.episodes(files[0], layout) as episodes:
         features = _features(episodes[0].read())
     aside = Path(out).absolute().with_name(Path(out).name + _ENCODED)
@@ -183,6 +192,26 @@ def import_dataset(
         return ImportSummary(len(files), *written, left_out, checked[0].unused)
 
 
+def _complete(
+    done: LeRobotDataset, episodes: int, layout: ImportLayout, checked: Sequence[CheckedRecording]
+) -> ImportSummary:
+    """Summary of an import that has ended.
+
+    Raises:
+      ValueError: it was another import.
+    """
+    names = set(done.features) - set(BOOKKEEPING)
+    if done.fps != layout.fps or names != set(checked[0].shapes) or done.num_episodes < episodes:
+        raise ValueError(
+            f"{done.root}: is a finished dataset of {done.num_episodes} episodes at {done.fps:g} "
+            f"fps with {', '.join(sorted(names))}, not of these {episodes} or more at "
+            f"{layout.fps} fps with {', '.join(sorted(checked[0].shapes))}; import the others to "
+            "another folder and join both with `tools.data edit`."
+        )
+    counts = len(checked), done.num_episodes, done.num_frames
+    return ImportSummary(*counts, 0.0, checked[0].unused, complete=True)
+
+
 def find_recordings(paths: Sequence[str | Path]) -> tuple[RecordingFormat, list[Path]]:
     """Format and files of the recordings at some paths.
 
@@ -194,6 +223,8 @@ def find_recordings(paths: Sequence[str | Path]) -> tuple[RecordingFormat, list[
         if not path.exists():
             raise ValueError(f"{path}: does not exist; give files or folders of recordings.")
         here = dict(_within(path))
+        if not here and path.suffix == _DATABASE:
+            raise _killed(path.parent)
         if not here:
             raise ValueError(
                 f"{path}: holds no recording; give files that end in .hdf5, .h5, .zarr, .zarr.zip, "
@@ -213,11 +244,30 @@ def find_recordings(paths: Sequence[str | Path]) -> tuple[RecordingFormat, list[
 def _within(path: Path) -> Iterator[tuple[Path, RecordingFormat]]:
     for kind in FORMATS:
         if kind.recognises(path):
+            if not (path.is_file() or path.is_dir()):
+                raise DatasetError(
+                    path, "file", "is a pipe, device or broken link, not a file; copy it again."
+                )
             yield path, kind
             return
     if path.is_dir():
-        for entry in sorted(path.iterdir(), key=lambda entry: natural(entry.name)):
+        entries = sorted(path.iterdir(), key=lambda entry: natural(entry.name))
+        if any(_DATABASE in entry.suffixes for entry in entries):
+            raise _killed(path)
+        for entry in entries:
             yield from _within(entry)
+
+
+def _killed(bag: Path) -> DatasetError:
+    """An error about a folder of rosbag2 that is not recognised, or about a file of it."""
+    if (bag / METADATA).is_file():
+        return DatasetError(bag, "file", "is in a bag; give the bag's folder.")
+    return DatasetError(
+        bag,
+        METADATA,
+        f"is missing, as in a bag whose recording was killed; run `ros2 bag reindex {bag}`, which "
+        "writes it.",
+    )
 
 
 def _add(writer: DatasetWriter, episode: ImportedEpisode, name: str, note: dict[str, Any]) -> None:

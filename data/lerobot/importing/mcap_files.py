@@ -1,6 +1,7 @@
 """MCAP files, read by the mcap packages: messages of ROS 2 (CDR), protobuf and JSON."""
 
 import json
+import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from data.errors import naming_damage
+from data.files.limits import most_values, require_budget
 from data.lerobot.importing.bags import BagMessage, bag_format
 from data.lerobot.importing.recording import library
 
@@ -23,6 +25,8 @@ class _McapBag:
         if summary is None or summary.statistics is None:
             raise ValueError("it has no index, like a recording that was cut off")
         counts = summary.statistics.channel_message_counts
+        if (messages := sum(counts.values())) > most_values(path.stat().st_size):
+            raise ValueError(f"it claims to hold {messages} messages")
         topics: Counter[str] = Counter()
         for number, channel in summary.channels.items():
             topics[channel.topic] += counts.get(number, 0)
@@ -65,12 +69,38 @@ def written_messages(file: IO[bytes], topics: Iterable[str]) -> Iterator[tuple[A
     return reader.iter_messages(list(topics), log_time_order=False)  # type: ignore[no-any-return]
 
 
+def require_chunks(path: Path) -> None:
+    """Checks how much the chunks of an MCAP file unpack to, by its records' headers alone.
+
+    Raises:
+      DatasetError: one unpacks to far more than a file of this size may ask for.
+    """
+    zstandard, size = library("zstandard", "An MCAP file"), path.stat().st_size
+    with path.open("rb") as file:
+        at = file.seek(_MAGIC)
+        while len(head := file.read(_HEAD)) == _HEAD:
+            at, length = at + _HEAD, int.from_bytes(head[1:], "little")
+            if head[0] == _CHUNK:
+                told = file.read(min(length, 128))
+                asked, name = struct.unpack_from("<16xQ4xI", told)
+                begin = struct.calcsize("<16xQ4xI") + name + 8
+                if told[begin - name - 8 : begin - 8] == b"zstd":
+                    asked = max(asked, zstandard.frame_content_size(told[begin:]))
+                require_budget(path, f"chunk at byte {at}", asked, size)
+            at = file.seek(at + length)
+
+
+_MAGIC, _HEAD, _CHUNK = 8, 9, 6
+"""Bytes of the file's magic and of a record's opcode and length, and the opcode of a chunk."""
+
+
 @contextmanager
 def _open_mcap(path: Path) -> Iterator[_McapBag]:
     what = "An MCAP file"
     decoders = [library(name, what) for name in ("mcap_ros2.decoder", "mcap_protobuf.decoder")]
     with path.open("rb") as file:
         with _reading(path):
+            require_chunks(path)
             bag = _McapBag(path, file, [decoder.DecoderFactory() for decoder in decoders])
         yield bag
 
@@ -85,4 +115,4 @@ def _reading(path: Path) -> AbstractContextManager[None]:
     )
 
 
-MCAP = bag_format("MCAP", lambda path: path.suffix == ".mcap" and path.is_file(), _open_mcap)
+MCAP = bag_format("MCAP", lambda path: path.suffix == ".mcap" and not path.is_dir(), _open_mcap)

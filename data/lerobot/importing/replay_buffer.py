@@ -18,6 +18,7 @@ from jaxtyping import Int64
 
 from data.errors import DatasetError, first_line, naming_damage, short
 from data.files.json_file import read_json
+from data.files.limits import require_budget, require_text
 from data.lerobot.importing.arrays import (
     Unwritten,
     check_rows,
@@ -42,6 +43,7 @@ from data.lerobot.importing.recording import (
 
 _ENDS = "meta/episode_ends"
 _GROUP_FILES = (".zgroup", "zarr.json")
+_METADATA = (*_GROUP_FILES, ".zarray", ".zattrs")
 _KEY = re.compile(r"(?:c[./])?(\d+(?:[./]\d+)*)")
 """Names of the files of chunks, in formats 2 and 3."""
 
@@ -110,6 +112,7 @@ def _open(path: Path) -> Iterator["_Buffer"]:
     with ExitStack() as stack:
         if path.is_dir():
             files: Any = path
+            _require_sizes(path, files)
             store = zarr.storage.LocalStore(path, read_only=True)
         else:
             try:
@@ -118,6 +121,7 @@ def _open(path: Path) -> Iterator["_Buffer"]:
                 raise DatasetError(
                     path, "file", "is not a readable zip file: it was cut off; copy it again."
                 ) from None
+            _require_sizes(path, files)
             store = zarr.storage.ZipStore(path, mode="r", read_only=True)
         stack.callback(store.close)
         if not any((files / name).is_file() for name in _GROUP_FILES):
@@ -127,6 +131,22 @@ def _open(path: Path) -> Iterator["_Buffer"]:
         with _reading(path, "file"):
             root = zarr.open_group(store, mode="r", use_consolidated=False)
         yield _Buffer(path, root, files)
+
+
+def _require_sizes(path: Path, files: Any) -> None:
+    """Raises DatasetError if metadata, or an entry of a zip file, unpacks to far too much."""
+    if isinstance(files, zipfile.Path):
+        size = path.stat().st_size
+        for entry in files.root.infolist():
+            if entry.filename.rpartition("/")[2] in _METADATA:
+                require_text(path, f"'{entry.filename}'", entry.file_size)
+            require_budget(path, f"'{entry.filename}'", entry.file_size, size)
+        return
+    folders = [path, *(path / top for top in ("data", "meta"))]
+    folders += [entry for top in folders[1:] if top.is_dir() for entry in top.iterdir()]
+    for file in (folder / name for folder in folders for name in _METADATA):
+        if file.is_file():
+            require_text(path, f"'{file.relative_to(path)}'", file.stat().st_size)
 
 
 class _Buffer(NamedTuple):
@@ -161,6 +181,12 @@ class _Buffer(NamedTuple):
         folder = self.files / "data"
         found = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
         return sorted(name for name in found if not name.startswith(".") and name != "zarr.json")
+
+    def size(self, name: str) -> int:
+        """Bytes on disk of an array, or of the zip file that holds it."""
+        if self.path.is_file():
+            return self.path.stat().st_size
+        return sum(file.stat().st_size for file in (self.path / name).rglob("*"))
 
     def lost(self, name: str) -> Unwritten | None:
         """Chunks of an array of frames that no file holds."""
@@ -202,8 +228,8 @@ def _register_codecs() -> None:
     register_codecs(verbose=False)
 
 
-def _ends(buffer: _Buffer) -> Int64[np.ndarray, " e"]:
-    """Rows at which the episodes end."""
+def _ends(buffer: _Buffer, frames: int) -> Int64[np.ndarray, " e"]:
+    """Rows at which the episodes of so many frames end."""
     path = buffer.path
     array = buffer.array(_ENDS)
     if len(array.shape) != 1 or array.dtype.kind not in "iu":
@@ -213,6 +239,14 @@ def _ends(buffer: _Buffer) -> Int64[np.ndarray, " e"]:
             f"is {array.dtype} of shape {array.shape}, but should be whole numbers, one for each "
             "episode.",
         )
+    if array.shape[0] > frames:
+        raise DatasetError(
+            path,
+            f"'{_ENDS}'",
+            f"has {array.shape[0]} episodes, but the arrays have {frames} frames; copy it again.",
+        )
+    asked = array.dtype.itemsize * array.chunks[0]
+    require_budget(path, f"'{_ENDS}'", asked, buffer.size(_ENDS))
     with _reading(path, _ENDS):
         ends = np.asarray(array[:]).astype(np.int64)
     if not len(ends) or (np.diff(ends, prepend=0) < 1).any():
@@ -232,8 +266,8 @@ def _rows_of(
     paths = [*every.column_paths, *every.camera_paths]
     arrays = {name: buffer.array(f"data/{name}") for name in paths}
     resolved = without_depth(layout, every, arrays)
-    size = path.stat().st_size if path.is_file() else _bytes(path, resolved)
-    count, ends = check_rows(path, "", resolved, arrays, size), _ends(buffer)
+    count = check_rows(path, "", resolved, arrays, lambda name: buffer.size(f"data/{name}"))
+    ends = _ends(buffer, count)
     if count != ends[-1]:
         raise DatasetError(
             path,
@@ -241,12 +275,6 @@ def _rows_of(
             f"ends at {ends[-1]}, but the arrays have {count} frames; was the recording cut off?",
         )
     return resolved, arrays, ends
-
-
-def _bytes(path: Path, layout: ImportLayout) -> int:
-    """Bytes of the columns' chunks in a folder."""
-    folders = {path / "data" / s.path for sources in layout.columns.values() for s in sources}
-    return sum(file.stat().st_size for folder in folders for file in folder.rglob("*"))
 
 
 def _told(buffer: _Buffer, layout: ImportLayout) -> str:

@@ -5,6 +5,7 @@ rosbags gives messages in the order of their times, which hides a clock that was
 order in the files is also read (rosbags/rosbag1/reader.py, rosbag2's tables).
 """
 
+import bz2
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -13,9 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from data.errors import naming_damage
+from data.errors import DatasetError, naming_damage
+from data.files.limits import most_bytes, require_budget, require_text
 from data.lerobot.importing.bags import BagMessage, bag_format
-from data.lerobot.importing.mcap_files import written_messages
+from data.lerobot.importing.mcap_files import require_chunks, written_messages
 from data.lerobot.importing.recording import library
 
 METADATA = "metadata.yaml"
@@ -67,8 +69,7 @@ def _in_folder(reader: Any, topics: Set[str]) -> Iterator[tuple[str, int]]:
                 for _, channel, message in written_messages(file, topics):
                     yield channel.topic, message.log_time
         else:
-            address = f"{storage.path.absolute().as_uri()}?mode=ro"
-            with closing(sqlite3.connect(address, uri=True)) as database:
+            with closing(_database(storage.path)) as database:
                 yield from database.execute(_ROWS)
 
 
@@ -82,14 +83,63 @@ def _open_bag(path: Path) -> Iterator[_RosBag]:
     highlevel = library("rosbags.highlevel", what)
     systems = library("rosbags.typesys", what)
     with _reading(path):
+        _require_sizes(path)
         # types for bags that do not hold their own, as before Iron
         usual = systems.get_typestore(systems.Stores.ROS2_HUMBLE)
         reader = highlevel.AnyReader([path], default_typestore=usual)
         reader.open()
+        _bound(path, reader)
     try:
         yield _RosBag(path, reader)
     finally:
         reader.close()
+
+
+def _require_sizes(path: Path) -> None:
+    """Raises DatasetError if a file of a bag is not a regular one, or unpacks to far too much."""
+    zstandard = library("zstandard", "A ROS bag")
+    for file in sorted(path.iterdir()) if path.is_dir() else ():
+        if not file.is_file():
+            if file.name == METADATA or file.suffix in _STORED:
+                raise DatasetError(file, "file", "is not a regular file; copy the bag again.")
+            continue
+        size = file.stat().st_size
+        if file.name == METADATA:
+            require_text(file, "file", size)
+        elif file.suffix == ".mcap":
+            require_chunks(file)
+        elif file.suffix == ".zstd":
+            with file.open("rb") as packed:
+                asked = zstandard.frame_content_size(packed.read(_FRAME))
+            require_budget(file, "file", asked, size, on_disk=True)
+        elif file.suffix == ".db3":
+            with closing(_database(file)) as database:
+                for (head,) in database.execute(_HEADS, (zstandard.FRAME_HEADER,)):
+                    require_budget(file, "message", zstandard.frame_content_size(head), size)
+
+
+def _bound(path: Path, reader: Any) -> None:
+    """Bounds what the chunks of a ROS 1 bag, compressed by bzip2, unpack to."""
+    size = path.stat().st_size
+
+    def unpacked(packed: bytes) -> bytes:
+        found = bz2.BZ2Decompressor().decompress(packed, most_bytes(size) + 1)
+        require_budget(path, "chunk", len(found), size)
+        return found
+
+    for one in reader.readers:
+        for at, chunk in getattr(one, "chunks", {}).items():
+            if chunk.decompressor is bz2.decompress:
+                one.chunks[at] = chunk._replace(decompressor=unpacked)
+
+
+def _database(file: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)
+
+
+_STORED, _FRAME = (".db3", ".mcap", ".zstd"), 18
+"""Suffixes of a bag's files, and the most bytes of the header of a frame of zstd."""
+_HEADS = f"select substr(data, 1, {_FRAME}) from messages where substr(data, 1, 4) = ?"
 
 
 def _reading(path: Path) -> AbstractContextManager[None]:
@@ -103,7 +153,7 @@ def _reading(path: Path) -> AbstractContextManager[None]:
 
 
 def _recognises(path: Path) -> bool:
-    return (path.suffix == ".bag" and path.is_file()) or (path / METADATA).is_file()
+    return (path.suffix == ".bag" and not path.is_dir()) or (path / METADATA).is_file()
 
 
 ROS_BAG = bag_format("ROS bag", _recognises, _open_bag)

@@ -489,3 +489,23 @@ def test_a_resumed_import_refuses_an_earlier_file_with_other_content_of_the_same
     (tmp_path / "in_0.hdf5").write_bytes(kept)
     import_dataset([tmp_path], tmp_path / "out", layout, resume=True)
     assert open_dataset(tmp_path / "out").lengths.tolist() == [6, 6]
+
+
+def test_resuming_a_finished_import_says_so_and_changes_nothing(tmp_path):
+    for number in range(2):
+        aloha(tmp_path / f"in_{number}.hdf5", seed=number, cameras=("top",))
+    layout = read_layout("aloha", task="lift it")
+    import_dataset([tmp_path], tmp_path / "out", layout)
+    before = open_dataset(tmp_path / "out").digest
+    left = tmp_path / "out.partial"  # of a kill between the exchange and the removal
+    (left / "meta").mkdir(parents=True)
+    (left / "meta/recording.jsonl").write_text("{}\n")
+    found = import_dataset([tmp_path], tmp_path / "out", layout, resume=True)
+    assert (found.complete, found.episodes, found.frames) == (True, 2, 12)
+    assert not left.exists()
+    assert open_dataset(tmp_path / "out").digest == before
+    aloha(tmp_path / "in_2.hdf5", cameras=("top",))
+    with pytest.raises(ValueError, match=r"is a finished dataset of 2 episodes at 50 fps .* 3 or"):
+        import_dataset([tmp_path], tmp_path / "out", layout, resume=True)
+    with pytest.raises(ValueError, match="already exists and is not empty; choose another path"):
+        import_dataset([tmp_path], tmp_path / "out", layout)
