@@ -19,6 +19,7 @@ from models.files.address import parse
 from models.files.terminal import Console, say
 from parallel.evaluations import check_judged
 from parallel.hooks import Hook
+from parallel.hosts import exits
 from parallel.hosts.job import restarts
 from parallel.hosts.watchdog import note
 from parallel.runs.mirror import put_logs
@@ -101,7 +102,16 @@ def run(
     note("preparing")
     check_trackers(paths.track)
     resume: Resume = paths.resume or ("auto" if restarts() else False)
-    with opened(paths.out, resume, console, paths.mirror) as folder:
+    size = f"an update takes {config.learner.micro} decisions at a time"
+    remedies = (
+        f"fewer of them (--learner.micro, now {config.learner.micro})",
+        "fewer episodes at a time (--rollout.slots)",
+        "a policy with adapters on a frozen base (docs/qlora.md)",
+    )
+    with (
+        exits.in_memory(size, remedies),
+        opened(paths.out, resume, console, paths.mirror) as folder,
+    ):
         return _run(paths, config, console, population, folder)
 
 

@@ -6,7 +6,7 @@ Call `run` from a notebook or a script; `python -m tools.train` is its command l
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +22,7 @@ from data.loader.loader import Loader
 from data.mixture.mixture import is_mixture
 from data.packing.plan import Plan
 from data.packing.shares import share_facts, told_shares
-from models import PackedBatch, Policy, Processor
+from models import Layout, PackedBatch, Policy, Processor
 from models.checkpoints.own import is_own
 from models.checkpoints.remote import local
 from models.config import from_json, to_json
@@ -35,6 +35,7 @@ from models.load import begin_from, inspect_params, trained_preparation
 from models.model import Augmented, Model, bind_processor, groups_of, require, rules_of
 from parallel.evaluations import HELD_OUT_LOSS, check_metric
 from parallel.hooks import Hook
+from parallel.hosts import exits
 from parallel.hosts.distributed import host_index, put_batch, row_share
 from parallel.hosts.job import first_host_first, restarts
 from parallel.hosts.watchdog import note
@@ -268,7 +269,7 @@ def _run(
         metric = config.trainer.keep_best or HELD_OUT_LOSS
         check_metric(metric, _measured(model) if held_out else ())
     measures = [_held_out_metrics(model, ready, config, mesh)] if held_out else []
-    with ExitStack() as stack:
+    with exits.in_memory(*_memory(config, layout)), ExitStack() as stack:
         if config.closed_loop.suite:
             from tools.recipes.closed_loop import ClosedLoop  # and with it simulators
 
@@ -300,6 +301,31 @@ def _run(
     if config.closed_loop.suite and paths.mirror is not None and host_index() == 0:
         put_logs(paths.mirror, out)
     return result
+
+
+def _memory(config: RunConfig, layout: Layout) -> tuple[str, list[str]]:
+    """The size of a step, and options that make it smaller, in the order in which to try them."""
+    size = (
+        f"a step takes {config.rows.number} rows, each of {layout.prefix} places, "
+        f"{layout.samples} samples and {layout.images} pictures"
+    )
+    kept = [".".join(path) for path in _recomputing(config.model, ("model",))]
+    return size, [
+        f"fewer rows (--rows.number, now {config.rows.number})",
+        f"smaller rows (--rows.samples, now {config.rows.samples})",
+        *(f"recomputation (--{path} full)" for path in kept[:1]),
+        f"more micro-batches (--trainer.accumulation, now {config.trainer.accumulation})",
+        "QLoRA (docs/qlora.md)",
+        "parameters shared out over more devices (--mesh.fsdp)",
+    ]
+
+
+def _recomputing(config: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Paths of the fields `remat` of a config that do not recompute all yet."""
+    for name, value in vars(config).items() if is_dataclass(config) else ():
+        if name == "remat" and value != "full":
+            yield (*path, name)
+        yield from _recomputing(value, (*path, name))
 
 
 def _scaled_as_begun(
