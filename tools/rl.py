@@ -21,12 +21,12 @@ from typing import Annotated
 
 import tyro
 
-from models.files.terminal import Console, guard_tracebacks
+from models.files.terminal import Console, guard_tracebacks, say
 from parallel.hosts.stop import leave_at_once
 from parallel.hosts.watchdog import Watchdog
 from rl.config import RlConfig
 from rl.population.population import PopulationConfig
-from tools.command_line.ending import in_a_line
+from tools.command_line.ending import following, in_a_line
 from tools.command_line.options import cli, current_options, with_value
 from tools.recipes.presets import shortened, take_preset
 from tools.recipes.rl import ALONE, RlPaths, run
@@ -69,6 +69,12 @@ def main() -> None:
         leave_at_once(),
     ):
         result = run(paths, config, Console(), population)
+    if result.finished:
+        at, suite = paths.out, config.rollout.suite
+        said = f"{at} is finished after {result.step} steps; {at / 'checkpoints'} holds the policy."
+        say(Console(), said)
+        where = ("--suite", suite, "--out", at / "evaluation")
+        say(Console(), following("evaluate", "--checkpoint", at, *where))
     sys.exit(result.exit_code)
 
 

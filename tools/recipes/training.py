@@ -23,6 +23,7 @@ from data.mixture.mixture import is_mixture
 from data.packing.plan import Plan
 from data.packing.shares import share_facts, told_shares
 from models import Layout, PackedBatch, Policy, Processor
+from models.checkpoints import own
 from models.checkpoints.own import is_own
 from models.checkpoints.remote import local
 from models.config import from_json, to_json
@@ -40,6 +41,7 @@ from parallel.hosts.distributed import host_index, put_batch, row_share
 from parallel.hosts.job import first_host_first, restarts
 from parallel.hosts.watchdog import note
 from parallel.mesh import make_mesh, replicated, row_shards
+from parallel.monitor.metrics import read_metrics
 from parallel.optimizer import with_groups
 from parallel.runs.mirror import put_logs
 from parallel.runs.run_folder import CONFIG_NAME, Run, RunFolder, read_config
@@ -301,6 +303,22 @@ def _run(
     if config.closed_loop.suite and paths.mirror is not None and host_index() == 0:
         put_logs(paths.mirror, out)
     return result
+
+
+def summary(paths: Paths, result: TrainResult) -> str:
+    """A sentence on a finished run: where it is, its last held-out loss, and its best checkpoint
+    by that loss, of those that it keeps."""
+    folder, rows = paths.folder, read_metrics(paths.folder)
+    losses = {row["step"] + 1: row[HELD_OUT_LOSS] for row in rows if HELD_OUT_LOSS in row}
+    said = f"{folder} is finished after {result.step} steps"
+    if losses:
+        said += f"; its held-out loss is {losses[max(losses)]:.4g}"
+    kept = [step for step in own.steps(folder / "checkpoints") if step in losses]
+    if kept:
+        best = min(kept, key=lambda step: (not np.isfinite(losses[step]), losses[step]))
+        said += f", and its best checkpoint {folder / 'checkpoints' / str(best)}"
+        said += f" ({losses[best]:.4g})" * (losses[best] != losses[max(losses)])
+    return f"{said}."
 
 
 def _memory(config: RunConfig, layout: Layout) -> tuple[str, list[str]]:
