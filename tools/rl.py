@@ -47,6 +47,7 @@ def parse(arguments: Sequence[str]) -> tuple[RlPaths, RlConfig, PopulationConfig
 
     paths, config, population = cli(
         command,
+        only_reads=True,
         args=current_options(with_value(arguments, "--resume", "True", warn=False), RlConfig),
         description=__doc__,
         prog="python -m tools.rl --preset NAME",

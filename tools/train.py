@@ -45,6 +45,7 @@ def parse(arguments: Sequence[str]) -> tuple[Paths, RunConfig, Process]:
 
     paths, config, process = cli(
         command,
+        only_reads=True,
         args=current_options(with_value(arguments, "--resume", "True", warn=False), preset),
         description=__doc__,
         prog="python -m tools.train --preset NAME",

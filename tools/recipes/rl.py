@@ -16,6 +16,7 @@ from models import Policy
 from models.checkpoints import own
 from models.config import from_json, model_config, to_json
 from models.files.address import parse
+from models.files.bounds import check_positive
 from models.files.terminal import Console, say
 from parallel.evaluations import check_judged
 from parallel.hooks import Hook
@@ -87,6 +88,9 @@ class RlPaths:
     preset: Annotated[str, tyro.conf.Suppress] = ""
     """Name of the preset that the config was made of, for people."""
 
+    def __post_init__(self) -> None:
+        check_positive({"stall_seconds": self.stall_seconds})
+
 
 def run(
     paths: RlPaths,
@@ -100,6 +104,7 @@ def run(
       ValueError, FileNotFoundError: something does not fit; nothing has been written then.
     """
     note("preparing")
+    from_json(RlConfig, to_json(config))  # refuses what is no number
     check_trackers(paths.track)
     resume: Resume = paths.resume or ("auto" if restarts() else False)
     size = f"an update takes {config.learner.micro} decisions at a time"

@@ -28,6 +28,7 @@ from models.checkpoints.own import is_own
 from models.checkpoints.remote import local
 from models.config import from_json, to_json
 from models.files.address import parse
+from models.files.bounds import check_positive
 from models.files.terminal import Console, say
 from models.flow import flow
 from models.inputs.tokenizer import SentencePiece
@@ -137,6 +138,9 @@ class Process:
     inject: str = ""
     """Faults to inject on purpose, such as kill@rank1:step50; each strikes once in a run."""
 
+    def __post_init__(self) -> None:
+        check_positive({"stall_seconds": self.stall_seconds})
+
 
 ALONE = Process()
 
@@ -148,6 +152,7 @@ def run(paths: Paths, config: RunConfig, console: Console | None = None) -> Trai
       ValueError, FileNotFoundError: something does not fit; nothing has been written then.
     """
     note("preparing")
+    from_json(RunConfig, to_json(config))  # refuses what is no number
     console = console or Console(quiet=host_index() != 0)
     out, mesh = paths.folder, make_mesh(config.mesh)
     resume: Resume = paths.resume or ("auto" if restarts() else False)
