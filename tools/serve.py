@@ -120,6 +120,10 @@ def run(config: ServeConfig, console: Console) -> int:
     """
     if (config.checkpoint is None) == (config.replay is None):
         raise ValueError("Give either --checkpoint, or --replay with a dataset.")
+    if not 0 <= config.port < 2**16:
+        raise ValueError(
+            f"--port is {config.port}; give a port from 0 (any that is free) to 65535."
+        )
     token, tls = read_token(config.token_file), _tls(config)
     reserve_descriptors(config.limits)
     for line in exposed(config):

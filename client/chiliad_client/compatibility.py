@@ -60,9 +60,15 @@ def continues(url: str, metadata: Mapping[str, Any], wanted: bool | None) -> boo
     False.
 
     Raises:
-      ValueError: continuation is wanted but not offered.
+      ValueError: continuation is wanted but not offered, or what is offered is no list.
     """
-    offered = set(metadata.get("chunking") or ()) >= set(CONTROLS)
+    told = metadata.get("chunking") or ()
+    if not isinstance(told, (list, tuple)):
+        raise ValueError(
+            f"{url} declares chunking as {_kind(told)}, expected a list of keys; serve the policy "
+            "with this version of Chiliad."
+        )
+    offered = all(control in told for control in CONTROLS)
     if wanted and not offered:
         raise ValueError(
             f"{url} does not continue chunks; start it with --chunking guided (or trained), or "

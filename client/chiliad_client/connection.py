@@ -240,7 +240,9 @@ class Connection:
             self._why = "it was reached, but has not sent its policy's metadata yet"
             try:
                 metadata = self._read(await socket.recv())  # comes when the policy is loaded
-                if self._jpeg is not None and "jpeg" not in metadata.get("pictures", ()):
+                pictures = metadata.get("pictures")
+                reads = pictures if isinstance(pictures, (list, tuple)) else ()
+                if self._jpeg is not None and "jpeg" not in reads:
                     raise ValueError(
                         "this server does not read JPEG; leave jpeg out, or serve with a newer "
                         "Chiliad."

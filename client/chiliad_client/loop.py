@@ -291,6 +291,7 @@ class ControlLoop:
         committed = delay
         if self._continues:
             most = self._session.metadata.get("most_committed")
+            most = most if isinstance(most, int) else None
             further = continuation(self._continued, tick, delay, most)
             if further is not None:
                 committed = further.committed

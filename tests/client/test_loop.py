@@ -417,6 +417,7 @@ def test_an_episode_forgets_the_one_before():
             r"lacks \['observation/front'\].*--inputs KEY=CAMERA",
         ),
         ({"chunking": []}, "does not continue chunks; start it with --chunking guided"),
+        ({"chunking": 5}, "declares chunking as int 5, expected a list of keys"),
     ],
 )
 def test_a_server_of_another_robot_is_refused_before_the_robot_moves(metadata, why):

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from models.files.terminal import Console
 from rl.config import RlConfig
-from tools import plan, rl, train
+from tools import plan, rl, serve, train
 from tools.command_line.options import cli, current_options, with_value
 from tools.recipes.presets import TINY, RunConfig, load_preset
 
@@ -159,6 +160,13 @@ def test_a_number_out_of_range_is_refused_at_the_start(read, typed, said, capsys
         read([*more, *typed.split()])
     told = f"{end.value} {capsys.readouterr().err}"
     assert said in " ".join(told.replace("\u2502", " ").split())
+
+
+@pytest.mark.parametrize("port", [-1, 65536, 99999])
+def test_a_port_that_no_machine_has_is_refused(port):
+    config = cli(serve.ServeConfig, args=["--checkpoint", "a", "--port", str(port)])
+    with pytest.raises(ValueError, match=f"--port is {port}; give a port from 0"):
+        serve.run(config, Console(quiet=True))
 
 
 def test_a_config_of_python_that_is_no_number_is_refused_by_its_field(tmp_path):
