@@ -47,6 +47,7 @@ __all__ = ["TrainResult", "TrainerConfig", "check_start", "train"]
 
 Json = Any
 _ROLLBACKS = 3  # to the same checkpoint
+_MOST_STEPS = 2**31 - 1  # the state counts them as int32
 
 
 @dataclass(frozen=True)
@@ -222,6 +223,10 @@ def check_start(rows: int, mesh: Mesh, config: TrainerConfig, optimizer: Optimiz
 
 def _check(config: TrainerConfig) -> None:
     """Raises ValueError, with the field to change, for a setting that no run could use."""
+    if config.train_steps > _MOST_STEPS:
+        raise ValueError(
+            f"trainer.train_steps is {config.train_steps}; give at most {_MOST_STEPS}."
+        )
     least = {
         "train_steps": 1,
         "log_every": 1,

@@ -35,6 +35,7 @@ from tools.command_line.ending import in_a_line
 from tools.command_line.options import cli
 from tools.command_line.push import PushOptions, licence, push
 from tools.command_line.versions import own_version
+from tools.runs.judged import evaluations_in, read_rates
 
 Where = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_OR_STEP")]
 Url = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="URL")]
@@ -285,14 +286,10 @@ def _stage(found: Path, folder: Path, whole: bool) -> None:
 def _evaluations(run: Path) -> dict[str, Any]:
     """Success rates of a run's evaluations, by suite: {policy: {"success", "episodes"}}."""
     found = {}
-    for file in sorted([*run.glob("evaluation.json"), *run.glob("*/evaluation.json")]):
-        summary = json.loads(file.read_text())
-        if "suite" in summary and "evaluations" in summary:
-            rates = {name: e["success"] for name, e in summary["evaluations"].items()}
-            found[summary["suite"]] = {
-                name: {"success": r["successes"] / r["trials"], "episodes": r["trials"]}
-                for name, r in rates.items()
-            }
+    for suite, rates in map(read_rates, evaluations_in(run)):
+        found[suite] = {
+            name: {"success": rate.value, "episodes": rate.trials} for name, rate in rates.items()
+        }
     return found
 
 

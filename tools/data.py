@@ -33,7 +33,7 @@ from models.files.terminal import Console, guard_tracebacks, say
 from models.files.whole_text import write_whole
 from tools.command_line.bars import progress, steps
 from tools.command_line.consent import consent
-from tools.command_line.ending import in_a_line
+from tools.command_line.ending import following, in_a_line
 from tools.command_line.options import cli
 from tools.command_line.push import PushOptions, licence, push
 from tools.command_line.versions import own_version
@@ -53,7 +53,7 @@ from tools.datasets.shown import (
     warn_of_depth,
 )
 from tools.recipes.insulation import VOCABULARY, measured, opened, trained
-from tools.recipes.presets import load_preset
+from tools.recipes.presets import load_preset, presets
 
 DatasetPath = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
 FirstPath = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="A")]
@@ -306,6 +306,9 @@ def convert_command(
         store = build_store(dataset, out, image_size, encoding, report, resize)
         note(out)
     say(console, f"{out}: {store.lengths.sum()} frames of {len(store.cameras)} cameras.")
+    names = ("tiny", "pi05", *presets())
+    if name := next((n for n in names if presets()[n].model.edge == image_size), ""):
+        say(console, following("train", "--data", out, "--preset", name))
 
 
 @app.command(name="push")

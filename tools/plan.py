@@ -104,7 +104,11 @@ class Machines:
                 self.gpu, self.gpus, self.node_gpus, self.nic_gbps, self.price_per_gpu_hour
             )
         found = read_cluster(self.cluster)
-        return replace(found, price=self.price_per_gpu_hour or found.price)
+        return (
+            found
+            if self.price_per_gpu_hour is None
+            else replace(found, price=self.price_per_gpu_hour)
+        )
 
 
 def make_task(run: PlannedRun, cluster: Cluster) -> TrainingTask:

@@ -11,9 +11,9 @@ counted. An episode is on disk when it ends, and --resume continues an interrupt
 
 import sys
 
-from models.files.terminal import Console, guard_tracebacks
+from models.files.terminal import Console, guard_tracebacks, say
 from tools.command_line.bars import progress
-from tools.command_line.ending import in_a_line
+from tools.command_line.ending import following, in_a_line
 from tools.command_line.options import cli, current_options
 from tools.recipes.recording import RecordConfig, record_dataset
 
@@ -35,6 +35,7 @@ def main(config: RecordConfig, console: Console) -> None:
         f"{made}; of {summary['tried']} episodes tried, {lost} did not succeed and "
         f"{summary['failed']} were lost to simulator failures; all of these were left out."
     )
+    say(console, following("train", "--data", config.out, "--preset", "tiny"))
 
 
 if __name__ == "__main__":

@@ -21,12 +21,12 @@ from typing import Annotated
 
 import tyro
 
-from models.files.terminal import Console, guard_tracebacks
+from models.files.terminal import Console, guard_tracebacks, say
 from parallel.hosts.stop import leave_at_once
 from parallel.hosts.watchdog import Watchdog
 from rl.config import RlConfig
 from rl.population.population import PopulationConfig
-from tools.command_line.ending import in_a_line
+from tools.command_line.ending import following, in_a_line
 from tools.command_line.options import cli, current_options, with_value
 from tools.recipes.presets import shortened, take_preset
 from tools.recipes.rl import ALONE, RlPaths, run
@@ -47,6 +47,7 @@ def parse(arguments: Sequence[str]) -> tuple[RlPaths, RlConfig, PopulationConfig
 
     paths, config, population = cli(
         command,
+        only_reads=True,
         args=current_options(with_value(arguments, "--resume", "True", warn=False), RlConfig),
         description=__doc__,
         prog="python -m tools.rl --preset NAME",
@@ -69,6 +70,12 @@ def main() -> None:
         leave_at_once(),
     ):
         result = run(paths, config, Console(), population)
+    if result.finished:
+        at, suite = paths.out, config.rollout.suite
+        said = f"{at} is finished after {result.step} steps; {at / 'checkpoints'} holds the policy."
+        say(Console(), said)
+        where = ("--suite", suite, "--out", at / "evaluation")
+        say(Console(), following("evaluate", "--checkpoint", at, *where))
     sys.exit(result.exit_code)
 
 

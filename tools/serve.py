@@ -24,8 +24,9 @@ from pathlib import Path
 from models import Policy
 from models.files.terminal import Console, Progress, guard_tracebacks, harmless, logger
 from models.flow.realtime_chunking import Chunking
+from parallel.hosts import exits
 from tools.command_line.options import cli, current_options, with_value
-from tools.recipes.policy import LoadConfig
+from tools.recipes.policy import LIGHTER, LoadConfig
 from tools.serving.engine import Engine
 from tools.serving.limits import Limits
 from tools.serving.listener import reserve_descriptors
@@ -119,6 +120,10 @@ def run(config: ServeConfig, console: Console) -> int:
     """
     if (config.checkpoint is None) == (config.replay is None):
         raise ValueError("Give either --checkpoint, or --replay with a dataset.")
+    if not 0 <= config.port < 2**16:
+        raise ValueError(
+            f"--port is {config.port}; give a port from 0 (any that is free) to 65535."
+        )
     token, tls = read_token(config.token_file), _tls(config)
     reserve_descriptors(config.limits)
     for line in exposed(config):
@@ -249,8 +254,10 @@ def main() -> None:
         given = with_value(sys.argv[1:], "--chunking", "guided")
         arguments = current_options(given, ServeConfig, steps="euler_steps")
         config = cli(ServeConfig, args=arguments, prog="python -m tools.serve", description=__doc__)
-        cut_off = run(config, Console())
-    except (ValueError, OSError) as error:
+        size = f"the policy answers batches of up to {max(config.sizes, default=1)} requests"
+        with exits.in_memory(size, ("smaller batches (--sizes)", *LIGHTER)):
+            cut_off = run(config, Console())
+    except (ValueError, OSError, exits.OutOfMemory) as error:
         sys.exit(harmless(f"error: {error}"))
     if is_preparing():
         sys.stdout.flush()

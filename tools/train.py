@@ -19,14 +19,16 @@ from typing import Annotated
 
 import tyro
 
-from models.files.terminal import guard_tracebacks, harmless
+from models.files.terminal import Console, guard_tracebacks, harmless, say
 from parallel.hosts import exits, inject
+from parallel.hosts.distributed import host_index
 from parallel.hosts.job import start
 from parallel.hosts.stop import leave_at_once
 from parallel.hosts.watchdog import Watchdog
+from tools.command_line.ending import following
 from tools.command_line.options import cli, current_options, with_value
 from tools.recipes.presets import RunConfig, given, load_preset, shortened, take_preset
-from tools.recipes.training import ALONE, Paths, Process, run
+from tools.recipes.training import ALONE, Paths, Process, run, summary
 
 
 def parse(arguments: Sequence[str]) -> tuple[Paths, RunConfig, Process]:
@@ -43,6 +45,7 @@ def parse(arguments: Sequence[str]) -> tuple[Paths, RunConfig, Process]:
 
     paths, config, process = cli(
         command,
+        only_reads=True,
         args=current_options(with_value(arguments, "--resume", "True", warn=False), preset),
         description=__doc__,
         prog="python -m tools.train --preset NAME",
@@ -69,6 +72,12 @@ def main() -> None:
     with Watchdog(paths.folder, process.stall_seconds), leave_at_once():
         inject.arm(process.inject, paths.folder)
         result = run(paths, config)
+    if result.finished and host_index() == 0:
+        at, suite = paths.folder, config.closed_loop.suite
+        on = ("--suite", suite) if suite else ("--data", paths.data)
+        out = at / ("evaluation" if suite else "open_loop")
+        say(Console(), summary(paths, result))
+        say(Console(), following("evaluate", "--checkpoint", at, *on, "--out", out))
     sys.exit(result.exit_code)
 
 

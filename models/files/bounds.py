@@ -54,6 +54,13 @@ def check_least(least: Mapping[str, tuple[float, float]]) -> None:
             raise ValueError(f"{name} is {value}; it must be at least {smallest}.")
 
 
+def check_positive(values: Mapping[str, float]) -> None:
+    """Raises ValueError unless every field's number is finite and above 0."""
+    for name, value in values.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name} is {value}; give a number above 0.")
+
+
 def check_finite(where: str, config: object, *names: str) -> None:
     """Raises ValueError unless these fields of a config that is called `where` are finite."""
     for name in names:

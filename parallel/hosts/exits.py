@@ -5,6 +5,8 @@ import errno
 import os
 import re
 import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 FAILED = 1
@@ -46,6 +48,30 @@ _REMEDIES = {
 """Remedies for the errors that a disk, a file system or its permissions cause."""
 
 
+class OutOfMemory(MemoryError):
+    """Memory of the machine or of a device that did not suffice, as a sentence."""
+
+
+@contextmanager
+def in_memory(size: str, remedies: Sequence[str]) -> Iterator[None]:
+    """Context manager in which memory that does not suffice is told in one sentence.
+
+    Args:
+      size: what the work takes at a time, such as "a step takes 8 rows of 900 places".
+      remedies: what helps, in the order in which to try it.
+
+    Raises:
+      OutOfMemory: in place of the errors of Python, numpy and XLA.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, OutOfMemory) or (asked := _of_memory(error)) is None:
+            raise
+        tried = f"{', '.join(remedies[:-1])} or {remedies[-1]}"
+        raise OutOfMemory(f"Memory ran out{asked}; {size}; in this order, try {tried}.") from error
+
+
 class Terminated(KeyboardInterrupt):
     """SIGTERM, in work that ends as it does by Ctrl-C."""
 
@@ -79,6 +105,10 @@ def sentence(error: BaseException, where: str | Path | None = None) -> str | Non
         file = named or where
         place = "" if file is None else f"{file}: "
         return f"{place}{os.strerror(number)}; {_REMEDIES[number]}."
+    if isinstance(error, OutOfMemory):
+        return str(error)
+    if (asked := _of_memory(error)) is not None:
+        return f"Memory ran out{asked}; take less at a time, or a machine with more memory."
     stated = isinstance(error, OSError) and number is None
     return str(error) if stated or isinstance(error, ValueError | FileNotFoundError) else None
 
@@ -86,6 +116,22 @@ def sentence(error: BaseException, where: str | Path | None = None) -> str | Non
 def is_of_the_disk(error: BaseException) -> bool:
     """True if a disk, a file system or its permissions are at fault."""
     return _of_the_disk(error)[0] in _REMEDIES
+
+
+def _of_memory(error: BaseException) -> str | None:
+    """The bytes asked for, as a part of a sentence ("" if the error does not tell them); None if
+    memory is not at fault."""
+    text = str(error)
+    ours = type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError")
+    ours = ours and ("RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower())
+    if not (ours or isinstance(error, MemoryError)):
+        return None
+    asked = re.search(r"allocat[^\d\n]* (\d[\d.,e+]*) ?(bytes|B|[KMGTP]iB)", text)
+    if asked is None:
+        return ""
+    power = "KMGTP".find(asked[2][0]) + 1
+    size = float(asked[1].replace(",", "")) * 1024**power
+    return f": {size / 1e9:,.1f} GB were asked for at once"
 
 
 def _of_the_disk(error: BaseException) -> tuple[int | None, str | None]:

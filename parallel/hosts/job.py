@@ -125,7 +125,8 @@ def find_job(
 
 def check_address(where: str) -> None:
     """Raises ValueError unless a coordinator's address is HOST:PORT."""
-    if not _host(where) or not where.rpartition(":")[2].isdecimal():
+    port = where.rpartition(":")[2]
+    if not _host(where) or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise ValueError(
             f"--coordinator is {where!r}; expected HOST:PORT, such as 10.0.0.1:9000, where process "
             f"0 runs."

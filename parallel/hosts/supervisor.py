@@ -5,9 +5,11 @@ Each attempt is a job with a new port (as torchelastic re-forms a group), which 
 of the last. The first cause of a failure is told apart from what only lost its peer.
 """
 
+import io
 import json
 import os
 import queue
+import select
 import shutil
 import signal
 import socket
@@ -30,6 +32,8 @@ from parallel.hosts.parent import die_with_parent
 from parallel.hosts.stop import handled
 
 _POLL, _STOPPED_FOR, _TAIL = 0.1, 2.0, 30
+_LINE, _DRAIN = 2**16, 10.0
+"""Characters after which a line is broken, and seconds for the output that is left at the end."""
 _ECHO = 0.5
 """Seconds after a failure during which an earlier failure may still become known."""
 _STACKS = 6.0
@@ -159,6 +163,7 @@ class _Attempt:
         self._tails = [deque[str](maxlen=_TAIL) for _ in self.slots]
         self._ended: queue.Queue[int] = queue.Queue()
         self._told: int | None = None
+        self._over = threading.Event()
 
     def run(self) -> ProcessFailure | None:
         """The first cause of an end before the job's; None if all processes ended well."""
@@ -168,7 +173,9 @@ class _Attempt:
             self._processes = [self._start(i, where) for i in range(len(self.slots))]
             self.signals.release(self._processes)
             readers = [
-                threading.Thread(target=self._relay, args=(i, stream, out), daemon=True)
+                threading.Thread(
+                    target=self._relay, args=(i, stream, out), name="relay", daemon=True
+                )
                 for i, process in enumerate(self._processes)
                 for stream, out in ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
             ]
@@ -187,8 +194,10 @@ class _Attempt:
                 for process in self._processes:
                     _kill(process)
                 self.signals.hold()
+                self._over.set()
+            until = time.monotonic() + _DRAIN
             for thread in (*readers, *waiters):
-                thread.join(timeout=10)
+                thread.join(timeout=max(0.0, until - time.monotonic()))
             return None if failed is None else self._explained(failed, stopped, detected)
 
     def _coordinator(self, holder: socket.socket) -> str:
@@ -202,7 +211,7 @@ class _Attempt:
         holder.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{holder.getsockname()[1]}"
 
-    def _start(self, index: int, where: str) -> "subprocess.Popen[str]":
+    def _start(self, index: int, where: str) -> "subprocess.Popen[bytes]":
         world = self.plan.nodes * len(self.slots)
         told = {
             job.COORDINATOR: where,
@@ -219,14 +228,13 @@ class _Attempt:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
             start_new_session=True,  # so that it is killed with its own children
             preexec_fn=die_with_parent,
         )
 
-    def _relay(self, index: int, stream: IO[str], out: IO[str]) -> None:
-        for line in stream:
+    def _relay(self, index: int, stream: IO[bytes], out: IO[str]) -> None:
+        text = io.TextIOWrapper(io.BufferedReader(_Pipe(stream, self._over)), errors="replace")
+        while line := text.readline(_LINE):
             line = line if line.endswith("\n") else line + "\n"
             if out is sys.stderr:
                 self._tails[index].append(line)
@@ -306,20 +314,40 @@ class _Attempt:
         return ProcessFailure(rank - self._first, what, code)
 
 
+class _Pipe(io.RawIOBase):
+    """Output of a process, up to its end or, once the job is `over`, up to what was written: a
+    child that outlives the process may hold the pipe for ever."""
+
+    def __init__(self, stream: IO[bytes], over: threading.Event) -> None:
+        self._stream, self._over, self._ready = stream, over, select.poll()
+        self._ready.register(stream, select.POLLIN)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while True:
+            over = self._over.is_set()
+            if self._ready.poll(1000 * _POLL):
+                return os.readv(self._stream.fileno(), [buffer])
+            if over:
+                return 0
+
+
 class _Forwarded:
     """Forwards signals to the processes of the current attempt, or to those of the next once it has
     started them; the second Ctrl-C kills them."""
 
     def __init__(self) -> None:
         self.count = 0
-        self._processes: list[subprocess.Popen[str]] | None = None
+        self._processes: list[subprocess.Popen[bytes]] | None = None
         self._held: list[int] = []
 
     def hold(self) -> None:
         """Holds signals back, as there is no process to receive them."""
         self._processes = None
 
-    def release(self, processes: "list[subprocess.Popen[str]]") -> None:
+    def release(self, processes: "list[subprocess.Popen[bytes]]") -> None:
         """Forwards signals to `processes`, first those held back."""
         self._processes = processes
         for number in self._held:
@@ -333,7 +361,7 @@ class _Forwarded:
         else:
             self._send(number, self._processes)
 
-    def _send(self, number: int, processes: "list[subprocess.Popen[str]]") -> None:
+    def _send(self, number: int, processes: "list[subprocess.Popen[bytes]]") -> None:
         for process in processes:
             if self.count > 1 and number == signal.SIGINT:
                 _kill(process)
@@ -356,7 +384,7 @@ def _put(text: str, out: IO[str]) -> None:
         out.flush()
 
 
-def _kill(process: "subprocess.Popen[str]") -> None:
+def _kill(process: "subprocess.Popen[bytes]") -> None:
     """Kills the process and everything that it started."""
     try:
         os.killpg(process.pid, signal.SIGKILL)

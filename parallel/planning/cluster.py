@@ -6,11 +6,12 @@ shares of them that programs reach are separate fields, so that measured shares 
 """
 
 import json
-from collections.abc import Mapping
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from models.config import from_json
+from models.files.bounds import check_positive
 from parallel.planning.reliability import LLAMA3_FAILURES
 
 GIGA = 1e9
@@ -45,7 +46,7 @@ class Chip:
             )
         peaks = {f"chip.flops.{dtype}": peak for dtype, peak in self.flops.items()}
         names = ("memory", "bandwidth", "matmul_share", "bandwidth_share", "memory_share")
-        _check_positive(peaks | {f"chip.{name}": getattr(self, name) for name in names})
+        check_positive(peaks | {f"chip.{name}": getattr(self, name) for name in names})
 
     def peak(self, dtype: str) -> float:
         """FLOP/s of products of that dtype."""
@@ -62,7 +63,7 @@ class Link:
     share: float = 0.8
 
     def __post_init__(self) -> None:
-        _check_positive({"bandwidth": self.bandwidth, "share": self.share})
+        check_positive({"bandwidth": self.bandwidth, "share": self.share})
 
     @property
     def rate(self) -> float:
@@ -95,15 +96,10 @@ class Cluster:
                 f"cluster.devices is {self.devices} in nodes of {self.node} (cluster.node); "
                 f"expected whole nodes: a multiple of {self.node}, or less than one node."
             )
-        _check_positive({"cluster.failures": self.failures})
-        if self.jitter < 0:
+        priced = {} if self.price is None else {"price": self.price}
+        check_positive({"cluster.failures": self.failures} | priced)
+        if not 0 <= self.jitter < math.inf:
             raise ValueError(f"cluster.jitter is {self.jitter}; give 0 (none) or more.")
-
-
-def _check_positive(values: Mapping[str, float]) -> None:
-    for name, value in values.items():
-        if not value > 0:
-            raise ValueError(f"{name} is {value}; give a number above 0.")
 
 
 _TENSOR = {"float8_e4m3fn": 2.0, "float8_e5m2": 2.0, "bfloat16": 1.0, "float16": 1.0}

@@ -77,15 +77,21 @@ def set_aside(path: Path) -> Path:
     return copy
 
 
+def _whole(digits: str) -> int:
+    """A whole number that is also one as a float; raises OverflowError for any other."""
+    float(value := int(digits))
+    return value
+
+
 def _scan(path: Path, fits: Fits) -> tuple[list[dict[str, Any]], list[int], bool]:
     """Good lines, the numbers of damaged ones, and whether the last line was incomplete."""
     good, damaged = [], []
     *whole, torn = path.read_bytes().split(b"\n") if path.exists() else [b""]
     for number, text in enumerate(whole, 1):
         try:
-            line = json.loads(text)
+            line = json.loads(text, parse_int=_whole)
             fit = isinstance(line, dict) and fits(line)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
             fit = False
         if fit:
             good.append(line)

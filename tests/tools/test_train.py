@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -18,14 +19,16 @@ from models import load_policy
 from models.checkpoints import own
 from models.config import from_json, to_json
 from models.files.terminal import Console
+from parallel.hosts import exits
 from parallel.mesh import MeshConfig, make_mesh
 from parallel.monitor.metrics import read_metrics
-from parallel.trainer import check_start
+from parallel.trainer import TrainResult, check_start
 from tests.helpers.data.flips import flips
 from tests.helpers.tools.small_run import MODEL, SMALL, losses, one_device, write_dataset
 from tools import rl, train
 from tools.recipes.prepare import prepare
 from tools.recipes.presets import TINY, RunConfig, load_preset, presets
+from tools.recipes.training import summary
 
 QUIET = Console(quiet=True)
 
@@ -288,6 +291,37 @@ def test_a_robot_with_more_dims_than_the_model_is_refused(dataset, tmp_path):
     with pytest.raises(ValueError, match=r"'observation.state'\] has 3 dims.*up to 2"):
         train.run(train.Paths(str(dataset), tmp_path / "run"), narrow, QUIET)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_finished_run_is_summed_up_in_a_sentence(finished, tmp_path):
+    """The held-out loss that is the last, and the checkpoint with the lowest of those kept."""
+    where, result = train.Paths("sets/a", finished), TrainResult(None, 8, True)
+    losses = [row["val_loss"] for row in read_metrics(finished) if "val_loss" in row]
+    told = (
+        f"{finished} is finished after 8 steps; its held-out loss is {losses[1]:.4g}, and its best "
+    )
+    best = int(np.argmin(losses))
+    told += f"checkpoint {finished}/checkpoints/{4 * (best + 1)}"
+    told += f" ({losses[0]:.4g})" * (best == 0) + "."
+    assert summary(where, result) == told
+
+
+def test_memory_that_runs_out_says_the_rows_and_what_helps(dataset, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 5e9 bytes.")
+
+    monkeypatch.setattr("tools.recipes.training.train", full)
+    with pytest.raises(exits.OutOfMemory) as found:
+        train.run(train.Paths(str(dataset), tmp_path / "run"), SMALL, QUIET)
+    assert re.fullmatch(
+        r"Memory ran out: 5.0 GB were asked for at once; a step takes \d+ rows, each of \d+ "
+        r"places, \d+ samples and \d+ pictures; in this order, try fewer rows \(--rows.number, "
+        r"now \d+\), smaller rows \(--rows.samples, now \d+\), recomputation \(--model.[a-z.]+"
+        r".remat full\), "
+        r"more micro-batches \(--trainer.accumulation, now 1\), QLoRA \(docs/qlora.md\) or "
+        r"parameters shared out over more devices \(--mesh.fsdp\).",
+        str(found.value),
+    )
 
 
 def test_unknown_presets_are_refused_and_a_users_file_is_read(tmp_path):

@@ -2,6 +2,7 @@
 Ctrl-C or SIGTERM, the command ends with one line on stderr and an exit code, without a traceback.
 """
 
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +34,11 @@ def in_a_line(kept: str = "", writing: str | Path | None = None) -> Iterator[Non
             raise
         more = f" {kept}" if exits.is_of_the_disk(error) else ""
         _end(f"error: {said}{more}", getattr(error, "exit_code", exits.FAILED))
+
+
+def following(*words: str | Path) -> str:
+    """A line with the command that usually comes next: its module in tools, then its arguments."""
+    return f"Next: python -m tools.{shlex.join(map(str, words))}"
 
 
 def _end(line: str, code: int) -> None:

@@ -1,11 +1,15 @@
 """Options of the commands: read by tyro, with values that no command can use refused, and former
 names that work for one more release with a warning."""
 
+import io
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, redirect_stderr, redirect_stdout, suppress
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import tyro
 from tyro.constructors import (
@@ -18,21 +22,60 @@ from models.files.address import parse
 from models.files.renamed import old_paths, old_values
 from models.files.terminal import harmless
 from parallel.hosts import exits
+from tools.command_line.completion import words_of
 
 T = TypeVar("T")
 
 
-def cli(command: Any, **options: Any) -> Any:
+def cli(command: Any, *, only_reads: bool = False, **options: Any) -> Any:
     """`tyro.cli` of a function or dataclass, or of an app of subcommands. An empty path, a URL that
-    names no place, and a number that is not finite or beyond any use end the program."""
+    names no place, and a number that is not finite or beyond any use end the program.
+
+    Args:
+      only_reads: the function prints nothing, as a dataclass does; an option that is not known
+        then gets one sentence, without tyro's list of subcommands.
+    """
     read = command.cli if hasattr(command, "cli") else partial(tyro.cli, command)
+    quiet, said = only_reads or isinstance(command, type), io.BytesIO()
     try:
-        with _VALUES:
+        with _VALUES, redirect_stderr(_Console(said)) if quiet else nullcontext():
             return read(**options)
     except _Refused as refused:
         arguments = list(options.get("args") or sys.argv[1:])
-        print(harmless(f"error: {_flag(arguments, refused.value)}{refused}"), file=sys.stderr)
-        sys.exit(exits.REFUSED)
+        _end(f"{_flag(arguments, refused.value)}{refused}")
+    except SystemExit:
+        told = said.getvalue().decode()
+        unknown = re.search(r"Unrecognized options:[\s│]*(-[^\s,]*)", told)
+        if unknown is None:
+            print(told, end="", file=sys.stderr)
+            raise
+        name = unknown[1].partition("=")[0]
+        near = get_close_matches(name, _listed(read, options), cutoff=0.7)
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        _end(f"there is no option {name}; {hint}{options.get('prog', '')} --help lists all.")
+
+
+class _Console(io.TextIOWrapper):
+    """Text for `said`, in UTF-8, for which tyro draws its usual boxes."""
+
+    def __init__(self, said: io.BytesIO) -> None:
+        super().__init__(said, "utf-8", write_through=True)
+
+    def close(self) -> None:
+        """Keeps `said` open when this is collected."""
+
+
+def _listed(read: Callable[..., Any], options: Mapping[str, Any]) -> list[str]:
+    """Options that the command's help lists."""
+    said = io.BytesIO()
+    with _VALUES, redirect_stdout(_Console(said)), suppress(SystemExit):
+        read(**{**options, "args": ["--help"]})
+    return words_of(said.getvalue().decode())
+
+
+def _end(sentence: str) -> NoReturn:
+    print(harmless(f"error: {sentence}"), file=sys.stderr)
+    sys.exit(exits.REFUSED)
 
 
 def current_options(arguments: Sequence[str], *kinds: Any, **renamed: str) -> list[str]:

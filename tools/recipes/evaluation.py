@@ -23,6 +23,7 @@ from models.files.address import parse
 from models.files.own_file import run_file
 from models.files.terminal import Console, say
 from models.flow.realtime_chunking import Chunking
+from parallel.hosts import exits
 from parallel.monitor.metrics import read_metrics
 from parallel.runs.atomic import replace_text
 from parallel.runs.json_lines import set_damage_aside
@@ -43,6 +44,7 @@ from tools.recipes.conditions import (
     perturbations,
 )
 from tools.recipes.policy import (
+    LIGHTER,
     LoadConfig,
     PolicyOptions,
     camera_map,
@@ -104,7 +106,10 @@ def run(config: EvaluateConfig, console: Console) -> dict[str, Evaluation]:
         the folder holds episodes of another evaluation, or another run is at work in it.
     """
     _check(config)
-    with locked(config.out, console), ExitStack() as opened:
+    number = "the suite's number of" if config.slots is None else config.slots
+    size = f"the policy acts in {number} episodes at a time"
+    lighter = exits.in_memory(size, ("fewer of them (--slots)", *LIGHTER))
+    with lighter, locked(config.out, console), ExitStack() as opened:
         if config.family is not None:
             run_file(config.family)
         suite = load_suite(config.suite)

@@ -49,6 +49,10 @@ def _help(options: type, name: str) -> str:
     return " ".join(x.description or "" for x in documented if x.arg_name == name)
 
 
+LIGHTER = ("half the bytes (--dtype bfloat16)", "a policy of 8 or 4 bits (tools.quantize)")
+"""Remedies for a policy that does not fit into memory, in the order in which to try them."""
+
+
 @dataclass(frozen=True)
 class PolicyOptions:
     """Facts about a policy that its files may not contain."""

@@ -21,6 +21,7 @@ from models import Layout, Scaling
 from models.attention.ring import RUN
 from models.families.presets import ModelPreset
 from models.files import built_in
+from models.files.bounds import check_least, check_sizes
 from models.files.own_file import load
 from models.inputs.augment import AugmentConfig
 from models.model import ModelConfig
@@ -39,6 +40,9 @@ class RowsConfig:
 
     number: int = 8
     samples: int = 4
+
+    def __post_init__(self) -> None:
+        check_sizes("rows", self, "number", "samples")
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,20 @@ class RunConfig:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
     closed_loop: ClosedLoopConfig = field(default_factory=ClosedLoopConfig)
+
+    def __post_init__(self) -> None:
+        data, loop = self.data, self.closed_loop
+        least = {
+            "data.holdout": (data.holdout, 0),
+            "data.workers": (data.workers, 0),
+            "data.threads": (1 if data.threads is None else data.threads, 1),
+            "closed_loop.episodes": (loop.episodes, 1),
+            "closed_loop.slots": (1 if loop.slots is None else loop.slots, 1),
+            "closed_loop.replan_steps": (loop.replan_steps, 1),
+        }
+        check_least(least)
+        if data.holdout >= 1:
+            raise ValueError(f"data.holdout is {data.holdout}; give a share below 1.")
 
     def layout(self, sources: Sequence[PlanSource]) -> Layout:
         """Row sizes that about `rows.samples` average samples of the mixture fill best."""

@@ -16,9 +16,11 @@ from models import Policy
 from models.checkpoints import own
 from models.config import from_json, model_config, to_json
 from models.files.address import parse
+from models.files.bounds import check_positive
 from models.files.terminal import Console, say
 from parallel.evaluations import check_judged
 from parallel.hooks import Hook
+from parallel.hosts import exits
 from parallel.hosts.job import restarts
 from parallel.hosts.watchdog import note
 from parallel.runs.mirror import put_logs
@@ -86,6 +88,9 @@ class RlPaths:
     preset: Annotated[str, tyro.conf.Suppress] = ""
     """Name of the preset that the config was made of, for people."""
 
+    def __post_init__(self) -> None:
+        check_positive({"stall_seconds": self.stall_seconds})
+
 
 def run(
     paths: RlPaths,
@@ -99,9 +104,19 @@ def run(
       ValueError, FileNotFoundError: something does not fit; nothing has been written then.
     """
     note("preparing")
+    from_json(RlConfig, to_json(config))  # refuses what is no number
     check_trackers(paths.track)
     resume: Resume = paths.resume or ("auto" if restarts() else False)
-    with opened(paths.out, resume, console, paths.mirror) as folder:
+    size = f"an update takes {config.learner.micro} decisions at a time"
+    remedies = (
+        f"fewer of them (--learner.micro, now {config.learner.micro})",
+        "fewer episodes at a time (--rollout.slots)",
+        "a policy with adapters on a frozen base (docs/qlora.md)",
+    )
+    with (
+        exits.in_memory(size, remedies),
+        opened(paths.out, resume, console, paths.mirror) as folder,
+    ):
         return _run(paths, config, console, population, folder)
 
 

@@ -6,7 +6,7 @@ Call `run` from a notebook or a script; `python -m tools.train` is its command l
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,11 +22,13 @@ from data.loader.loader import Loader
 from data.mixture.mixture import is_mixture
 from data.packing.plan import Plan
 from data.packing.shares import share_facts, told_shares
-from models import PackedBatch, Policy, Processor
+from models import Layout, PackedBatch, Policy, Processor
+from models.checkpoints import own
 from models.checkpoints.own import is_own
 from models.checkpoints.remote import local
 from models.config import from_json, to_json
 from models.files.address import parse
+from models.files.bounds import check_positive
 from models.files.terminal import Console, say
 from models.flow import flow
 from models.inputs.tokenizer import SentencePiece
@@ -35,10 +37,12 @@ from models.load import begin_from, inspect_params, trained_preparation
 from models.model import Augmented, Model, bind_processor, groups_of, require, rules_of
 from parallel.evaluations import HELD_OUT_LOSS, check_metric
 from parallel.hooks import Hook
+from parallel.hosts import exits
 from parallel.hosts.distributed import host_index, put_batch, row_share
 from parallel.hosts.job import first_host_first, restarts
 from parallel.hosts.watchdog import note
 from parallel.mesh import make_mesh, replicated, row_shards
+from parallel.monitor.metrics import read_metrics
 from parallel.optimizer import with_groups
 from parallel.runs.mirror import put_logs
 from parallel.runs.run_folder import CONFIG_NAME, Run, RunFolder, read_config
@@ -134,6 +138,9 @@ class Process:
     inject: str = ""
     """Faults to inject on purpose, such as kill@rank1:step50; each strikes once in a run."""
 
+    def __post_init__(self) -> None:
+        check_positive({"stall_seconds": self.stall_seconds})
+
 
 ALONE = Process()
 
@@ -145,6 +152,7 @@ def run(paths: Paths, config: RunConfig, console: Console | None = None) -> Trai
       ValueError, FileNotFoundError: something does not fit; nothing has been written then.
     """
     note("preparing")
+    from_json(RunConfig, to_json(config))  # refuses what is no number
     console = console or Console(quiet=host_index() != 0)
     out, mesh = paths.folder, make_mesh(config.mesh)
     resume: Resume = paths.resume or ("auto" if restarts() else False)
@@ -268,7 +276,7 @@ def _run(
         metric = config.trainer.keep_best or HELD_OUT_LOSS
         check_metric(metric, _measured(model) if held_out else ())
     measures = [_held_out_metrics(model, ready, config, mesh)] if held_out else []
-    with ExitStack() as stack:
+    with exits.in_memory(*_memory(config, layout)), ExitStack() as stack:
         if config.closed_loop.suite:
             from tools.recipes.closed_loop import ClosedLoop  # and with it simulators
 
@@ -300,6 +308,47 @@ def _run(
     if config.closed_loop.suite and paths.mirror is not None and host_index() == 0:
         put_logs(paths.mirror, out)
     return result
+
+
+def summary(paths: Paths, result: TrainResult) -> str:
+    """A sentence on a finished run: where it is, its last held-out loss, and its best checkpoint
+    by that loss, of those that it keeps."""
+    folder, rows = paths.folder, read_metrics(paths.folder)
+    losses = {row["step"] + 1: row[HELD_OUT_LOSS] for row in rows if HELD_OUT_LOSS in row}
+    said = f"{folder} is finished after {result.step} steps"
+    if losses:
+        said += f"; its held-out loss is {losses[max(losses)]:.4g}"
+    kept = [step for step in own.steps(folder / "checkpoints") if step in losses]
+    if kept:
+        best = min(kept, key=lambda step: (not np.isfinite(losses[step]), losses[step]))
+        said += f", and its best checkpoint {folder / 'checkpoints' / str(best)}"
+        said += f" ({losses[best]:.4g})" * (losses[best] != losses[max(losses)])
+    return f"{said}."
+
+
+def _memory(config: RunConfig, layout: Layout) -> tuple[str, list[str]]:
+    """The size of a step, and options that make it smaller, in the order in which to try them."""
+    size = (
+        f"a step takes {config.rows.number} rows, each of {layout.prefix} places, "
+        f"{layout.samples} samples and {layout.images} pictures"
+    )
+    kept = [".".join(path) for path in _recomputing(config.model, ("model",))]
+    return size, [
+        f"fewer rows (--rows.number, now {config.rows.number})",
+        f"smaller rows (--rows.samples, now {config.rows.samples})",
+        *(f"recomputation (--{path} full)" for path in kept[:1]),
+        f"more micro-batches (--trainer.accumulation, now {config.trainer.accumulation})",
+        "QLoRA (docs/qlora.md)",
+        "parameters shared out over more devices (--mesh.fsdp)",
+    ]
+
+
+def _recomputing(config: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """Paths of the fields `remat` of a config that do not recompute all yet."""
+    for name, value in vars(config).items() if is_dataclass(config) else ():
+        if name == "remat" and value != "full":
+            yield (*path, name)
+        yield from _recomputing(value, (*path, name))
 
 
 def _scaled_as_begun(

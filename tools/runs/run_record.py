@@ -7,7 +7,6 @@ reported, and what a run does not record is None.
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
@@ -24,6 +23,7 @@ from parallel.runs.json_lines import sound_lines
 from parallel.runs.run_folder import CONFIG_NAME, ORIGIN_NAME, SAVED_NAME
 from parallel.runs.run_lock import LOCK_NAME, at_work
 from tools.recipes import closed_loop
+from tools.runs.judged import evaluations_in, read_rates
 
 Json = Any
 Points = list[tuple[int, float]]
@@ -231,12 +231,11 @@ def _read(folder: Path, name: str) -> RunRecord:
 
     origin = {k: v for k, v in values(ORIGIN_NAME).items() if isinstance(v, str)}
     saved, judged = values(SAVED_NAME).get("step"), {}
-    for path in sorted({*folder.glob("evaluation.json"), *folder.glob("*/evaluation.json")}):
-        with suppress(KeyError, TypeError, ValueError, AttributeError, StopIteration):
-            first = next(iter(values(path.relative_to(folder))["evaluations"].values()))
-            rate = {name: float(first["success"][name]) for name in ("rate", "low", "high")}
-            if closed_loop.is_rate(rate):
-                judged[path.parent.name] = rate
+    for path in evaluations_in(folder):
+        try:
+            judged[path.parent.name] = next(iter(read_rates(path)[1].values())).to_json()
+        except (ValueError, OSError) as error:
+            damage.append(str(error))
     evaluations = {one["step"]: one for one in log(closed_loop.FILE_NAME, closed_loop.is_line)}
     return RunRecord(
         folder,

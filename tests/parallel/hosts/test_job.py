@@ -148,6 +148,7 @@ def test_a_pod_of_an_indexed_job_without_the_client_is_refused_and_a_plain_pod_i
         (("a:1", 0, 0), "--process-id is 0 and --num-processes 0"),
         (("a", 2, 0), "--coordinator is 'a'; expected HOST:PORT"),
         (("a:b", 2, 0), "--coordinator is 'a:b'; expected HOST:PORT"),
+        (("a:99999", 2, 0), "--coordinator is 'a:99999'; expected HOST:PORT"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_its_option(options, named):

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +29,23 @@ def test_every_line_comes_whole_with_its_rank(capfd):
     out, err = capfd.readouterr()
     assert sorted(out.splitlines()) == ["[0] out 0", "[1] out 1", "[2] out 2"]
     assert sorted(err.splitlines()) == ["[0] err", "[1] err", "[2] err"]
+
+
+def test_a_line_without_an_end_is_broken_and_nothing_is_lost(capfd):
+    assert supervise(LaunchPlan(python("sys.stdout.write('x' * 5_000_000)"), 1)) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert sum(line.count("x") for line in lines) == 5_000_000
+    assert max(map(len, lines)) == 2**16 + len("[0] ")
+
+
+def test_a_child_that_holds_the_output_is_not_waited_for(capfd):
+    body = "import subprocess; print('told', flush=True)\n"
+    body += "print(subprocess.Popen(['sleep', '1000'], start_new_session=True).pid)"
+    assert supervise(LaunchPlan(python(body), 1)) == 0
+    assert not [thread for thread in threading.enumerate() if thread.name == "relay"]
+    told, pid = (line.split()[1] for line in capfd.readouterr().out.splitlines())
+    os.kill(int(pid), signal.SIGKILL)
+    assert told == "told"
 
 
 def test_output_that_cannot_be_written_holds_up_no_process(monkeypatch):

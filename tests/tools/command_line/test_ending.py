@@ -5,13 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from parallel.hosts import exits
 from tests.helpers.parallel.toy import environment
 from tests.helpers.tools.small_run import write_dataset
-from tools.command_line.ending import in_a_line
+from tools.command_line.ending import following, in_a_line
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +52,11 @@ def test_an_error_of_the_disk_names_what_was_written_and_what_is_kept(capsys):
         exits.FAILED,
         "error: out: No space left on device; make room. The store is kept.",
     )
+
+
+def test_the_next_command_can_be_typed():
+    line = following("train", "--data", Path("my sets/a"), "--preset", "tiny")
+    assert line == "Next: python -m tools.train --data 'my sets/a' --preset tiny"
 
 
 def test_tensorstores_words_for_a_full_disk_are_read(capsys):

@@ -20,9 +20,11 @@ from parallel.runs.run_lock import locked
 from sim.clips import ENCODING, Clip
 from sim.report.report import Report, write_report
 from sim.results import Episode, Evaluation
+from sim.statistics import Rate
 from tests.helpers.browser import needs_browser, shown
 from tests.helpers.page import VOID, Page
 from tools.runs.films import Film
+from tools.runs.judged import read_rates
 from tools.runs.page import render
 from tools.runs.run_record import differences, find_runs, read_runs
 from tools.runs.sheet import write_sheet
@@ -186,6 +188,62 @@ def test_what_no_evaluation_can_have_found_is_left_out(tmp_path):
     (found,) = read_runs([run])
     assert cells(found)[6] == "–"
     assert "line 1: not a line of this log" in found.damage[0]
+
+
+GOOD = {"suite": "lift", "success": {"successes": 1, "trials": 2}}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "JSONDecodeError: Expecting value"),
+        ("[]", "TypeError: list indices must be integers"),
+        ("5", "TypeError: 'int' object is not subscriptable"),
+        ("[" * 100_000, "RecursionError: "),
+        ('{"suite": "lift"}', "KeyError: 'evaluations'"),
+        ('{"evaluations": {}}', "StopIteration: StopIteration"),
+        ('{"evaluations": [1]}', "AttributeError: 'list' object has no attribute 'values'"),
+        ('{"evaluations": {"trained": {"suite": "lift"}}}', "KeyError: 'success'"),
+        (
+            json.dumps({"suite": 5, "evaluations": {"trained": GOOD}}),
+            "ValueError: the suite is no text",
+        ),
+        *(
+            (
+                json.dumps({"evaluations": {"a": {**GOOD, "success": success}}}),
+                said,
+            )
+            for success, said in [
+                ({"successes": float("nan"), "trials": 2}, "ValueError: the counts are [nan, 2]"),
+                ({"successes": "1", "trials": 2}, "ValueError: the counts are ['1', 2]"),
+                ({"successes": 3, "trials": 2}, "ValueError: A success rate needs 0 <= successes"),
+                ({"successes": 1, "trials": 10**400}, "OverflowError: "),
+                ([1, 2], "TypeError: list indices must be integers"),
+            ]
+        ),
+    ],
+)
+def test_a_damaged_evaluation_is_a_sentence_where_runs_are_listed_and_pushed(text, said, tmp_path):
+    run = made(tmp_path / "a", [1.0])
+    file = run / "evaluation.json"
+    file.write_text(text)
+    (found,) = read_runs([run])
+    assert cells(found)[6] == "–"
+    assert found.damage[0].startswith(f"{file}: is damaged, or not from tools.evaluate ({said}")
+    assert found.damage[0].endswith("); evaluate again, or remove the file.")
+    with pytest.raises(ValueError, match="is damaged, or not from tools"):
+        read_rates(file)
+    file.write_text(json.dumps({"evaluations": {"trained": GOOD}}))
+    assert read_rates(file) == ("lift", {"trained": Rate(1, 2)})
+
+
+def test_a_number_of_400_digits_is_a_damaged_line(tmp_path):
+    run = made(tmp_path / "a", [1.0, 2.0])
+    log = run / "metrics.jsonl"
+    log.write_text(log.read_text() + f'{{"step": 2, "loss": 1{"0" * 400}}}\n')
+    (found,) = read_runs([run])
+    assert found.points("loss") == [(1, 1.0), (2, 2.0)]
+    assert found.damage == [f"{log}, line 3: not a line of this log and was left out."]
 
 
 def test_a_narrow_terminal_loses_no_column(tmp_path, typed, monkeypatch):
