@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from orbax.checkpoint import v1 as ocp
 
 from models.checkpoints import digests
-from models.checkpoints.own import check_same, context, find, metadata, refuse, steps
+from models.checkpoints.own import check_same, context, find, metadata, reading, refuse, steps
 from models.files.address import whole
 from models.files.on_disk import to_disk
 from models.files.terminal import Console, harmless, logger
@@ -270,7 +270,7 @@ def restore(path: Path, abstract: State, verified: bool = False) -> State:
     if isinstance(abstract, TrainState):
         saved = replace(abstract, ema=abstract.averaged)
     check_same(path, metadata(path), saved)
-    with context(partial=saved is not abstract):
+    with reading(path), context(partial=saved is not abstract):
         return ocp.load_checkpointables(path, {"state": abstract})["state"]
 
 

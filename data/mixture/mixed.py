@@ -109,8 +109,8 @@ def mix(
         if kept is None:
             scales = _own_scales(robot, found, state_scaling, action_scaling)
         else:
-            scales = kept[robot.name]
-            check_dims(robot.name, scales, found.state["mean"].size, found.actions["mean"].size)
+            dims = found.state["mean"].size, found.actions["mean"].size
+            scales = for_dims(robot.name, kept[robot.name], *dims)
         embodiments.append(
             Embodiment(
                 name=robot.name,
@@ -133,15 +133,21 @@ def mix(
     )
 
 
-def check_dims(robot: str, kept: Scales, states: int, actions: int) -> None:
-    """Raises ValueError unless kept scales are for so many dims of state and actions."""
-    for what, scale, dims in (("state", kept.state, states), ("action", kept.actions, actions)):
+def for_dims(robot: str, kept: Scales, states: int, actions: int) -> Scales:
+    """Kept scales of so many dims of state and actions, without padding.
+
+    Raises:
+      ValueError: they are of other dims.
+    """
+    fitted = Scales(kept.state.cut(states), kept.actions.cut(actions))
+    for what, scale, dims in (("state", fitted.state, states), ("action", fitted.actions, actions)):
         if len(scale.offset) != dims:
             raise ValueError(
                 f"embodiment '{robot}': the given statistics have {len(scale.offset)} {what} dims, "
                 f"but its data has {dims}; choose the columns that the policy was trained with, or "
                 "leave --statistics out."
             )
+    return fitted
 
 
 def _own_scales(robot: RobotConfig, stats: RobotStats, state: Scaling, actions: Scaling) -> Scales:

@@ -5,8 +5,10 @@ checkpoint alone. The latest one is always looked up on disk, and what is read o
 verified against its digests.
 """
 
+import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,6 +22,7 @@ from models.checkpoints import digests
 from models.checkpoints.declared import check_declared
 from models.checkpoints.remote import local
 from models.files.address import whole
+from models.files.foreign_json import read_json as read_object
 from models.layers.float8.fp8 import HISTORY_LEAF
 from models.sharding import named_leaves, path_name, placed
 
@@ -79,14 +82,8 @@ def read_json(path: Path, name: str) -> Json:
     """
     path = find(path)
     refuse(path, digests.damage(path, skip=_ARRAYS))
-    try:
-        with context():
-            return ocp.load_checkpointables(path, {name: None})[name]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(
-            f"{path / name} is not valid JSON of a Chiliad checkpoint ({type(error).__name__}: "
-            f"{str(error)[:200]}); save it again, or use another step."
-        ) from error
+    with reading(path / name), context():
+        return ocp.load_checkpointables(path, {name: None})[name]
 
 
 def restore_params(
@@ -114,7 +111,7 @@ def restore_params(
     together = like is not None and not all(map(_is_ours, jax.tree.leaves(like)))
     index, count = (jax.process_index(), jax.process_count()) if together else (0, 1)
     refuse(path, digests.damage(path, index=index, count=count))
-    saved = metadata(path)[which]
+    saved = _part(path, metadata(path), which)
     if like is not None:
         check_same(path, _kept(saved, like), like)
     declared = named_leaves(saved).items()
@@ -126,7 +123,7 @@ def restore_params(
     wanted = jax.tree.map(placed, saved if like is None else like)
 
     def load(part: PyTree) -> PyTree:
-        with context(partial=True):
+        with reading(path), context(partial=True):
             return ocp.load_checkpointables(path, {"state": {which: part}})["state"][which]
 
     if not turned:
@@ -178,9 +175,37 @@ def context(partial: bool = False) -> ocp.Context:
 
 
 def metadata(path: Path) -> dict[str, PyTree]:
-    """Shapes and dtypes of the saved state, without its arrays."""
-    with context():
-        return ocp.checkpointables_metadata(path).metadata["state"]
+    """Shapes and dtypes of the saved state, without its arrays.
+
+    Raises:
+      ValueError: the files that tell them are damaged.
+    """
+    state = path / "state"
+    for file in (state / "_METADATA", state / "_sharding", *state.glob("array_metadatas/*")):
+        read_object(file)
+    with reading(state), context():
+        return dict(ocp.checkpointables_metadata(path).metadata["state"])
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Errors of orbax, whatever their type, as a ValueError that names the path of a checkpoint
+    that matches its digests. Its warnings are not shown."""
+    log = logging.getLogger("absl")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    except (jax.errors.JaxRuntimeError, MemoryError):
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"{path} matches its digests but is not of a Chiliad checkpoint "
+            f"({type(error).__name__}: {' '.join(str(error).split())[:200]}); save it again, or "
+            "use another step."
+        ) from error
+    finally:
+        log.setLevel(level)
 
 
 def check_same(path: Path, saved: PyTree, expected: PyTree) -> None:
@@ -202,6 +227,12 @@ def check_same(path: Path, saved: PyTree, expected: PyTree) -> None:
             f"({len(wrong)} of {len(there | here)} arrays differ); use the config it was trained "
             f"with."
         )
+
+
+def _part(path: Path, saved: Mapping[str, PyTree], which: str) -> PyTree:
+    if which not in saved:
+        raise ValueError(f"{path} has no '{which}', only {list(saved)}; use another checkpoint.")
+    return saved[which]
 
 
 def _is_checkpoint(path: Path) -> bool:

@@ -2,8 +2,9 @@
 checkpoints have as assets/ROBOT/norm_stats.json, or a LeRobot dataset's meta/stats.json.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from models.config import from_json
 from models.files.foreign_json import read_json, section
@@ -43,24 +44,36 @@ def read_scale(
         name, eps, values = str(feature), _OPENPI_EPS, section(values, "norm_stats", where)
     else:
         name, eps = _LEROBOT[feature], _LEROBOT_EPS
-    stats = section(values, name, where)
+    return scale_of(section(values, name, where), where, name, scaling, eps, dims)
+
+
+def scale_of(
+    stats: Mapping[str, Any],
+    where: str,
+    name: str,
+    scaling: Scaling,
+    eps: float = _LEROBOT_EPS,
+    dims: int | None = None,
+) -> Normalizer:
+    """The scale by the statistics of feature `name`, from `where`; other arguments and errors as
+    `read_scale`."""
     if missing := [kind for kind in _KINDS[scaling] if stats.get(kind) is None]:
         raise ValueError(
-            f"{file} has no {missing[0]} of {name}, which scaling by {scaling} needs; choose "
+            f"{where} has no {missing[0]} of {name}, which scaling by {scaling} needs; choose "
             f"another scaling, or another file."
         )
     first, second = (
-        from_json(tuple[float, ...], stats[kind], f"{file}: {name}.{kind}")
+        from_json(tuple[float, ...], stats[kind], f"{where}: {name}.{kind}")
         for kind in _KINDS[scaling]
     )
     if len(first) != len(second):
         raise ValueError(
-            f"{file}: {' and '.join(_KINDS[scaling])} of {name} have {len(first)} and "
+            f"{where}: {' and '.join(_KINDS[scaling])} of {name} have {len(first)} and "
             f"{len(second)} numbers; expected equally many."
         )
     if dims is not None and len(first) < dims:
         raise ValueError(
-            f"{file}: {name} has {len(first)} numbers, but the robot has {dims} dims; give the "
+            f"{where}: {name} has {len(first)} numbers, but the robot has {dims} dims; give the "
             "statistics of this robot."
         )
     first, second = first[:dims], second[:dims]
@@ -72,4 +85,4 @@ def read_scale(
     try:
         return Normalizer(offset, scale)
     except ValueError as error:
-        raise ValueError(f"{file}, {name}: {error}") from error
+        raise ValueError(f"{where}, {name}: {error}") from error

@@ -18,6 +18,8 @@ standard deviation, or the whole range."""
 
 MODEL_UNITS = "model units"
 """Name of a robot whose policy came without statistics."""
+_PADDED = 1e-5
+"""Numbers up to which a dim is taken for padding: zeros, whose deviation openpi adds 1e-6 to."""
 _SMALLEST_SCALE, _LARGEST_SCALE = 1e-12, 1e12
 """A dimension that never changes is scaled by 1e-4 (ours), 5e-7 (openpi) or 5e-9 (LeRobot)."""
 
@@ -57,6 +59,13 @@ class Normalizer:
     def identity(cls, dims: int) -> "Normalizer":
         """A normalizer that leaves `dims` dims unchanged."""
         return cls((0.0,) * dims, (1.0,) * dims)
+
+    def cut(self, dims: int) -> "Normalizer":
+        """The scales without those beyond `dims` that only pad them, as openpi's files do up to the
+        model's width; unchanged if others are beyond."""
+        offset, scale = np.asarray(self.offset[dims:]), np.asarray(self.scale[dims:])
+        still = (np.abs(offset) < _PADDED) & ((scale < _PADDED) | (np.abs(scale - 1) < _PADDED))
+        return Normalizer(self.offset[:dims], self.scale[:dims]) if still.all() else self
 
     def __call__(self, x: Float[np.ndarray, "*b d"]) -> Float[np.ndarray, "*b d"]:
         return ((x - np.asarray(self.offset)) / np.asarray(self.scale)).astype(np.float32)

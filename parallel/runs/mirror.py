@@ -138,12 +138,13 @@ class Mirror(AbstractContextManager["Mirror"]):
 
 def begin(url: str, directory: Path, resume: bool, console: Console) -> bool:
     """Brings a run from its mirror to its folder, if the newest whole checkpoint in the mirror is
-    newer than the folder's. Returns whether there is a run to resume; with `resume`, if neither
-    place holds a run, a new one begins and a line on `console` says so. All hosts must call it.
+    newer than the folder's; damaged ones are passed over, with a line on `console`. Returns whether
+    there is a run to resume; with `resume`, if neither place holds a run, a new one begins and a
+    line on `console` says so. All hosts must call it.
 
     Raises:
-      ValueError: the mirror holds a run and `resume` is false.
-      OSError: the mirror cannot be reached, or the checkpoint from it is damaged.
+      ValueError: the mirror holds a run and `resume` is false, or all checkpoints are damaged.
+      OSError: the mirror cannot be reached.
     """
 
     def decide(_: list[str]) -> str:
@@ -178,9 +179,17 @@ def _begin(bucket: Bucket, directory: Path, resume: bool, console: Console) -> s
             f"or name another place."
         )
     here = own.steps(directory / "checkpoints")
-    if there and (not here or there[-1] > here[-1]):
-        _bring(bucket, directory, there[-1])
-        console.print(f"Copied step {there[-1]} from {bucket.url} to {directory}.", soft_wrap=True)
+    newer = [step for step in reversed(there) if not here or step > here[-1]]
+    for step in newer:
+        try:
+            _bring(bucket, directory, step)
+        except ValueError as error:
+            if step == newer[-1] and not here:
+                raise
+            console.print(f"warning: step {step} was passed over: {error}", soft_wrap=True)
+            continue
+        console.print(f"Copied step {step} from {bucket.url} to {directory}.", soft_wrap=True)
+        break
     if resume and not (there or (directory / CONFIG_NAME).exists()):
         console.print(
             f"Neither {directory} nor {bucket.url} holds a run; starting one at step 0.",
@@ -198,11 +207,9 @@ def _bring(bucket: Bucket, directory: Path, step: int) -> None:
     files = {n: stored for n, stored in listed.items() if n.startswith(within)}
     fetching = folder / f"{step}{_FETCHING}"
     bucket.get(files, fetching, lambda size: alive())
-    try:
-        own.refuse(fetching / within, digests.damage(fetching / within))
-    except ValueError:
+    if damage := digests.damage(fetching / within):
         shutil.rmtree(fetching)
-        raise
+        raise ValueError(f"{bucket.url}/{within} is damaged: {damage[0]}")
     for name in (CONFIG_NAME, *_LOGS):
         if name in listed and (content := bucket.read(name)) is not None:
             replace_text(directory / name, content.decode())

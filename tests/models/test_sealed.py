@@ -1,6 +1,8 @@
 """Checkpoints whose digests fit and whose contents are nonsense are refused in one sentence that
 names checkpoint and field, before an array is allocated."""
 
+import shutil
+
 import pytest
 
 from models import load_policy
@@ -120,6 +122,50 @@ def test_a_file_of_another_kind_is_refused_by_its_checkpoint(saved, tmp_path, na
     digests.write_digests(path, digests.digest_files(path, digests.names(path)))
     with pytest.raises(ValueError, match=str(path)):
         inspect_checkpoint(path)
+
+
+def flipped(content: bytes) -> bytes:
+    """The first byte turned over: a brace or a magic number."""
+    return bytes([content[0] ^ 0xFF]) + content[1:]
+
+
+@pytest.mark.parametrize("seals", [False, True], ids=["as-saved", "sealed-again"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config/data.json",
+        "state/_METADATA",
+        "state/_sharding",
+        "state/d/*",
+        "state/manifest.ocdbt",
+    ],
+)
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[: len(content) // 2],
+        flipped,
+        lambda content: b"",
+        lambda content: None,
+        lambda content: b'{"of": "another file"}',
+    ],
+    ids=["cut", "flipped", "empty", "removed", "swapped"],
+)
+def test_no_damage_loads_and_each_is_told_in_one_sentence(saved, tmp_path, damage, name, seals):
+    """Also where a checkpoint was sealed after it was damaged, so that its digests match."""
+    path = shutil.copytree(saved, tmp_path / "checkpoints/1")
+    (file,) = path.glob(name)
+    content = damage(file.read_bytes())
+    file.unlink()
+    if content is not None:
+        file.write_bytes(content)
+    if seals:
+        (path / digests.NAME).unlink()
+        digests.write_digests(path, digests.digest_files(path, digests.names(path)))
+    with pytest.raises((ValueError, FileNotFoundError), match=str(path)) as refused:
+        load_policy(path)
+    assert len(str(refused.value)) < 600
+    assert "\n" not in str(refused.value)
 
 
 def test_a_policy_of_the_unchanged_copy_loads(saved, tmp_path):

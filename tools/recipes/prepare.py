@@ -20,7 +20,7 @@ from data.files import cached
 from data.files.folder import Folder, open_folder
 from data.frames import Frames
 from data.loader.loader import Loader, plan_source
-from data.mixture.mixed import Mixed, check_dims, mix
+from data.mixture.mixed import Mixed, for_dims, mix
 from data.mixture.mixture import (
     DatasetConfig,
     Known,
@@ -154,7 +154,7 @@ def prepare(
         if kept is not None and reading.transform is None:
             name, sizes = robots[reading.embodiment].name, columns.columns
             states, actions = (sum(sizes[c] for c in x) for x in (dataset.state, dataset.actions))
-            check_dims(name, kept[name], states, actions)
+            for_dims(name, kept[name], states, actions)
     form = _form(config.model, begun, robots)
     frames = [
         dataset

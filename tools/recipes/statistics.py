@@ -10,13 +10,15 @@ from typing import NamedTuple
 
 from rich.table import Table
 
+from data.dataset import open_dataset
 from data.mixture.mixed import Mixed, Scales
 from data.mixture.mixture import RobotConfig
 from data.mixture.outside import REACH, outside, require_near
-from models import Embodiment, Scaling
+from data.statistics.stats import compute
+from models import Embodiment, Normalizer, Scaling
 from models.checkpoints import own
 from models.checkpoints.remote import local
-from models.checkpoints.statistics_file import read_scales
+from models.checkpoints.statistics_file import read_scales, scale_of
 from models.files.foreign_json import section
 from models.files.terminal import Console
 from models.formats import ReadScales, formats, require_scaling
@@ -113,6 +115,8 @@ def _sources(path: Path) -> Iterator[tuple[str, _Reader]]:
             yield robot, partial(_of_format, read)
     elif (folder / "meta/stats.json").is_file():
         yield "", partial(_of_format, partial(read_scales, folder / "meta/stats.json"))
+    elif (folder / "meta/info.json").is_file():
+        yield "", partial(_of_format, partial(_computed, folder))
     else:
         yield from _in_checkpoint(path)
 
@@ -134,6 +138,15 @@ def _in_checkpoint(path: Path) -> Iterator[tuple[str, _Reader]]:
 
 def _of_format(read: ReadScales, robot: RobotConfig, scalings: Scalings) -> Scales:
     return Scales(*read(scalings.state, scalings.actions))
+
+
+def _computed(path: Path, state: Scaling, actions: Scaling) -> tuple[Normalizer, Normalizer]:
+    """Scales from the frames of a dataset without a stats.json, such as LeRobot's of v2.1."""
+    names = {"observation.state": state, "action": actions}
+    found = compute(open_dataset(path), names=list(names))
+    values = {name: {kind: x.tolist() for kind, x in found[name].items()} for name in names}
+    first, second = (scale_of(values[n], str(path), n, kind) for n, kind in names.items())
+    return first, second
 
 
 def _of_ours(path: Path, kept: Embodiment, robot: RobotConfig, scalings: Scalings) -> Scales:

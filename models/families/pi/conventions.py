@@ -17,7 +17,7 @@ from models.families.pi.lerobot_statistics import read_normalizers
 from models.families.pi.model import PiConfig
 from models.families.pi.released import CAMERAS, Released, Source, StateOption, find_released
 from models.formats import CheckpointInfo
-from models.inputs.embodiment import Embodiment, Scaling
+from models.inputs.embodiment import Embodiment, Normalizer, Scaling
 from models.inputs.pictures import Bilinear, BilinearDark
 from models.inputs.processor import Processor
 from models.inputs.raw import RawKeys
@@ -217,17 +217,23 @@ def _openpi(
     robot = replace(robot, absent=known.absent, keys=known.keys, adapter=known.adapter)
     if file is not None:
         scaling = known.normalization or _NORMALIZATION[family]
-        robot = replace(
-            robot,
-            name=name,
-            state=read_scale(file, "state", scaling, known.state_dims),
-            actions=read_scale(file, "actions", scaling, known.action_dims),
-        )
+        state_scale = read_scale(file, "state", scaling, known.state_dims)
+        action_scale = read_scale(file, "actions", scaling, known.action_dims)
+        if row is None and family != "pi0_fast":
+            state_scale = _of_robot(state_scale, config.state_dim)
+            action_scale = _of_robot(action_scale, config.action_dim)
+        robot = replace(robot, name=name, state=state_scale, actions=action_scale)
     if family == "pi0_fast":
         dims = len(robot.state.offset), len(robot.actions.offset)
         config = replace(config, state_dim=dims[0], action_dim=dims[1])
     made = _openpis(config, row, state == "text-padded")
     return config, made.with_robots([_finished(robot, relative or ())])
+
+
+def _of_robot(scale: Normalizer, width: int) -> Normalizer:
+    """The scales of a robot's dims, in a file that was padded to the model's width."""
+    dims = range(1, width) if len(scale.offset) == width else ()
+    return next((x for d in dims if len((x := scale.cut(d)).offset) == d), scale)
 
 
 def _form(state: StateOption | None) -> Any:

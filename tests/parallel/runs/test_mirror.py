@@ -171,6 +171,25 @@ def test_a_damaged_copy_is_refused_and_leaves_the_folder_as_it_was(memory, tmp_p
     assert own.steps(tmp_path / "new/checkpoints") == []
 
 
+@pytest.mark.parametrize("damaged", ["/d/", "digests.json", "_METADATA"])
+def test_a_damaged_newest_copy_is_passed_over_for_the_newest_whole_one(
+    memory, tmp_path, console, damaged
+):
+    out = tmp_path / "run"
+    with Mirror(URL, out, 3, console) as mirror:
+        for step in (2, 4, 6):
+            save(out, step, mirror=mirror)
+            mirror.finish(step)
+    name = next(x for x in Bucket(URL).list() if x.startswith("checkpoints/6/") and damaged in x)
+    Bucket(URL).write(name, Bucket(URL).read(name)[:-1])
+    assert begin(URL, tmp_path / "new", True, console)
+    assert own.steps(tmp_path / "new/checkpoints") == [4]
+    assert f"step 6 was passed over: {URL}/checkpoints/6/ is damaged" in said(tmp_path, console)
+    shutil.rmtree(out / "checkpoints/6")
+    assert begin(URL, out, True, console)
+    assert own.steps(out / "checkpoints") == [2, 4]
+
+
 def test_the_hub_is_no_mirror_and_a_folder_is(tmp_path, console):
     with pytest.raises(ValueError, match="checkpoint push"):
         begin("hf://org/name", tmp_path / "run", True, console)

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from models import Normalizer
 from models.checkpoints import own
 from models.checkpoints.safetensors_format import write_file
 from models.files.foreign_json import read_json
 from models.files.terminal import Console
+from tests.helpers.data.v21 import write_v21
 from tests.helpers.models.openpi_numbers import FIXTURES
 from tests.helpers.tools.small_run import SMALL, one_device, write_dataset
 from tools import train
@@ -106,6 +108,44 @@ def test_each_kind_of_file_gives_the_scales_that_it_holds(dataset, tmp_path):
         assert_scales(kept(dataset, tmp_path, scaled_by("min-max"), path), middle, half)
     policy = lerobot_policy(tmp_path / "policy")
     assert_scales(kept(dataset, tmp_path, scaled_by("z-score"), policy), FIRST, SECOND)
+
+
+@pytest.mark.parametrize("still", [0.0, 1.0])
+def test_statistics_that_openpi_padded_to_the_models_width_are_cut_to_the_robots(
+    dataset, tmp_path, still
+):
+    file = openpi(tmp_path / "pi") / "assets/arm/norm_stats.json"
+    stats = read_json(file)
+    for feature in stats["norm_stats"].values():
+        for kind, values in feature.items():
+            feature[kind] = values + [still if kind == "std" else 0.0] * (32 - len(values))
+    file.write_text(json.dumps(stats))
+    for path in (file, tmp_path / "pi"):
+        assert_scales(kept(dataset, tmp_path, scaled_by("z-score"), path), FIRST, SECOND)
+    policy = lerobot_policy(tmp_path / "policy")
+    wide = {f"action.{kind}": np.ones(32, np.float32) for kind in ("mean", "std")}
+    save_file(load_file(policy / "stats") | wide, policy / "stats")
+    with pytest.raises(ValueError, match="statistics have 32 action dims, but its data has 2"):
+        kept(dataset, tmp_path, scaled_by("z-score"), policy)
+
+
+def test_statistics_of_a_dataset_that_keeps_them_by_episode_are_computed(dataset, tmp_path):
+    rng = np.random.default_rng(0)
+    columns = [
+        {"observation.state": rng.normal(size=(8, 3)), "action": rng.normal(size=(8, 2))}
+        for _ in range(3)
+    ]
+    features = {
+        name: {"dtype": "float32", "shape": [dims], "names": None}
+        for name, dims in (("observation.state", 3), ("action", 2))
+    }
+    episodes = [({n: x.astype(np.float32) for n, x in own.items()}, {}, "go") for own in columns]
+    other = write_v21(tmp_path / "v21", episodes, features, 10)
+    found = kept(dataset, tmp_path, scaled_by("z-score"), other)
+    for scale, name in zip(found, features, strict=True):
+        values = np.concatenate([own[name] for own in columns])
+        np.testing.assert_allclose(scale.offset, values.mean(0), atol=1e-6)
+        np.testing.assert_allclose(scale.scale, values.std(0), rtol=1e-5)
 
 
 def test_without_statistics_a_run_takes_those_of_its_data_by_the_kind_that_it_says(

@@ -72,6 +72,19 @@ def test_a_folder_named_like_a_released_policy_has_its_horizon(tmp_path, libero)
     assert inspect_checkpoint(trained, **longer).processor.horizon == 7
 
 
+def test_statistics_as_wide_as_the_model_are_cut_to_the_dims_that_move(tmp_path):
+    at, own = folder(tmp_path, "mine", "pi05", "arm"), np.linspace(0.5, 1.5, 7)
+    padded = {"q01": -own, "q99": own}
+    padded = {kind: [*values, 0.0, 0.0, 0.0] for kind, values in padded.items()}
+    file = at / "assets/arm/norm_stats.json"
+    file.write_text(json.dumps({"norm_stats": {"state": padded, "actions": padded}}))
+    found = inspect_checkpoint(at, horizon=6, state="text", relative=())
+    (robot,) = found.processor.embodiments
+    np.testing.assert_allclose(robot.state.scale, own, rtol=1e-5)
+    assert len(robot.actions.offset) == 7
+    assert found.config.state_dim == 10
+
+
 def test_an_openpi_checkpoint_of_an_unknown_name_is_asked_about_never_guessed(tmp_path):
     unknown = folder(tmp_path, "mine", "pi05", "robot")
     with pytest.raises(ValueError, match=r"horizon: .*state: .*'none'.*relative: ") as refused:
