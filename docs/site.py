@@ -58,6 +58,15 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     return _CODE_OR_LINK.sub(lambda match: _led(match, folder, uri), markdown)
 
 
+def on_post_build(config: Any) -> None:
+    """Writes the search's index as a script too, which a page that is opened as a file may read
+    (docs/search.js)."""
+    index = Path(config.site_dir) / "search" / "search_index.json"
+    index.with_suffix(".js").write_text(
+        f"var __index = {index.read_text(encoding='utf-8')}", "utf-8"
+    )
+
+
 def navigation() -> list[Any]:
     """The site's tabs and sections, as mkdocs takes them."""
     start, *sections = re.split(r"^## ", SOURCES["guides.md"].read_text(), flags=re.MULTILINE)

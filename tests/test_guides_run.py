@@ -33,7 +33,7 @@ NOT_RUN = {
     "tools.plan --compile": "NVIDIA's compiler, minutes; tests/parallel/planning calls it",
     "--layout rlds": "a set with all its cameras; test_rlds_folders.py of the importers has one",
     "catalogue --of": "one catalogued in its place; tests/data/lake/test_catalogue.py asks",
-    "line.py:LINE": "another robot's policy; tests/sim/test_own_environment.py acts there",
+    "path/to/line.py": "a form; the same page runs line.py",
     "chiliad|openpi": "a form; each of its commands stands elsewhere",
 }
 """Parts of commands that are not run here, each with the reason."""

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
+from tests.helpers.browser import needs_browser, shown
 from tests.helpers.markdown import local_links
 
 ROOT = Path(__file__).parents[1]
@@ -60,6 +61,29 @@ def test_a_link_to_a_file_elsewhere_becomes_text_and_code_stays():
     assert led("index.md", "[`make gpu`](docs/gpu.md#x)") == "[`make gpu`](gpu.md#x)"
     assert led("guides.md", "[rl.md](rl.md)").startswith("[Improving a policy")
     assert led("results/rl.md", "[index](../README.md)") == "[index](../guides.md)"
+
+
+def test_the_search_has_its_index_as_a_script(tmp_path):
+    (tmp_path / "search").mkdir()
+    index = '{"docs": [{"title": "Ø"}]}'
+    (tmp_path / "search/search_index.json").write_text(index)
+    site.on_post_build(SimpleNamespace(site_dir=str(tmp_path)))
+    assert (tmp_path / "search/search_index.js").read_text() == f"var __index = {index}"
+
+
+@needs_browser
+def test_a_worker_answers_where_the_site_is_opened_as_a_file(tmp_path):
+    """As the theme's search asks: without a server, and in a page that loads search.js."""
+    (tmp_path / "worker.js").write_text(
+        "addEventListener('message', (event) => postMessage(event.data + 1))"
+    )
+    shim = (ROOT / "docs/search.js").read_text()
+    (tmp_path / "page.html").write_text(
+        f"<body><script>{shim}</script><script>const worker = new Worker('worker.js');"
+        "worker.addEventListener('message', (event) => document.title = event.data);"
+        "worker.postMessage(41)</script>"
+    )
+    assert "<title>42</title>" in shown(tmp_path / "page.html", tmp_path)
 
 
 def test_the_reference_shows_public_documented_names_alone(tmp_path):

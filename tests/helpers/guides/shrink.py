@@ -18,7 +18,7 @@ _RULES = (
     (r"^chiliad ", "python -m tools."),
     (r"(?<!plan )--preset (?!tabletop-ppo|\w+-grpo)([\w-]+)(?=\s|$)", _preset),
     (r"(pi05_libero .*)suite \S+", rf"\1suite {STAGE}:LIBERO"),
-    (r"suite (?!/|\S+line\.py)\S+", f"suite {STAGE}:SUITE"),
+    (r"suite (?!/|\S*line(_suite)?\.py)\S+", f"suite {STAGE}:SUITE"),
     (r"(?<![a-z])tasks( (?!--)\S+)*", "tasks point"),
     (r"--image-size \d+", "--image-size 16"),
     (r"--(draw-every|seed|requests) \d+", r"--\1 2"),

@@ -38,6 +38,8 @@ MADE = (
     f"train --data PATH --preset sight.py:SIGHT --out runs/sight {TRAIN}",
     f"train --data mixture.json --preset {STAGE}:TABLETOP --out runs/all {TRAIN}",
     f"train --data datasets/cups --preset {STAGE}:PI05 --init runs/base --out runs/cups {TRAIN}",
+    "record --suite line.py:LINE --episodes 6 --image-size 16 --out datasets/line",
+    f"train --data datasets/line --preset {STAGE}:TINY --out runs/line {TRAIN}",
     f"evaluate --checkpoint runs/lift --suite {STAGE}:SUITE --episodes 1 --out "
     "runs/lift/evaluation",
     f"rl --checkpoint runs/lift --preset tabletop-grpo --out runs/grpo {SMALLER['rl']}",
@@ -51,12 +53,12 @@ HUB = {
 }
 """Repositories of the hub, and what of the world is in them."""
 _KINDS = (
-    (r"datasets/(?!cups)[\w-]+|recordings/monday|data/arm-lift", "PATH"),
+    (r"datasets/(?!cups|line\b)[\w-]+|recordings/monday|data/arm-lift", "PATH"),
     (r"OLD", "PATH"),
     (r"stores/\w+", "STORE"),
     (r"runs/(lift-rl|lift-population|grpo|ppo|groot-grpo|mine-rl|door)[\w-]*", "runs/grpo"),
     (r"runs/(libero|sft|NAME)", "runs/mine"),
-    (r"runs/(?!base|mine|groot|sight|all|cups|grpo)[\w-]+", "runs/lift"),
+    (r"runs/(?!base|mine|groot|sight|all|cups|line\b|grpo)[\w-]+", "runs/lift"),
 )
 """Names in guides, and what of the world they are."""
 
