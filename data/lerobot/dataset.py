@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Bool, Int64, UInt8
 
-from data.columns import arrow_type
+from data.columns import arrow_type, stored_dtype, to_numpy
 from data.dataset import LoadedEpisode, Subtasks, card
 from data.errors import DatasetError, MissingFileError
 from data.files.folder import Folder, open_folder
@@ -260,6 +260,18 @@ class LeRobotDataset:
           DatasetError: an image is missing.
         """
         return encoded(self.folder, *self._cells(i, camera))
+
+    def as_stored(self, i: int, name: str) -> np.ndarray:
+        """Episode i's column of numbers in the type that its file has, whatever is declared.
+
+        Raises:
+          DatasetError: it has no numbers, or of another shape than declared.
+        """
+        file, column = self._rows.cells(self._place(i), name)
+        dtype = stored_dtype(column) or self.features[name]["dtype"]
+        return to_numpy(
+            file, name, pa.chunked_array([column]), {**self.features[name], "dtype": dtype}
+        )
 
     def frames(self, i: int, camera: str) -> UInt8[np.ndarray, "t h w 3"]:
         """Episode i as seen by `camera`.
