@@ -17,7 +17,7 @@ import pyarrow as pa
 from jaxtyping import Bool, Int64, UInt8
 
 from data.columns import arrow_type, stored_dtype, to_numpy
-from data.dataset import LoadedEpisode, Subtasks, card
+from data.dataset import EpisodeAccess, Subtasks, card
 from data.errors import DatasetError, MissingFileError
 from data.files.folder import Folder, open_folder
 from data.lerobot import subtasks
@@ -33,7 +33,7 @@ from data.video.video import VideoReader
 VERSION = "v3.0"
 
 
-class LeRobotDataset:
+class LeRobotDataset(EpisodeAccess):
     """A LeRobot dataset with episodes 0..e-1; `episode_numbers` are their LeRobot `episode_index`.
 
     `root` is the path or URL it was opened with; `path(name)` is a file's name in messages.
@@ -315,12 +315,6 @@ class LeRobotDataset:
         except DatasetError:  # not an mp4, or damaged: reading from the start reports it
             return self.frames(i, camera)[at]
         return table.read(start, at, self.fps)
-
-    def episode(self, i: int) -> LoadedEpisode:
-        """All of episode i: its columns, every camera's frames uint8 [T, H, W, 3] and "task"."""
-        seen = [c for c, there in zip(self.cameras, self.present[i], strict=True) if there]
-        frames = {camera: self.frames(i, camera) for camera in seen}
-        return LoadedEpisode(self.columns(i), **frames, task=self.task(i))
 
     def video(self, i: int, camera: str) -> tuple[Path, float]:
         """The mp4 that holds episode i of `camera`, fetched if it is remote, and the time in
