@@ -204,6 +204,16 @@ def _unpacks(file: Path | str, what: str, opened: ParquetFile) -> DatasetError:
     )
 
 
+def stored_dtype(column: pa.ChunkedArray) -> str:
+    """The numpy type's name of a column's values as its file has them; "" if they are no
+    numbers."""
+    kind = column.type
+    while pa.types.is_nested(kind) and kind.num_fields == 1:
+        kind = kind.field(0).type
+    number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    return np.dtype(kind.to_pandas_dtype()).name if number else ""
+
+
 def to_numpy(
     path: Path | str, name: str, column: pa.ChunkedArray, feature: Mapping[str, Any]
 ) -> np.ndarray:
@@ -224,11 +234,13 @@ def to_numpy(
     if actual != expected:
         known = name in BOOKKEEPING
         wanted = "every LeRobot dataset has" if known else "meta/info.json declares"
+        remedy = f"write the column as {feature['dtype']}{'' if known else ' or correct info.json'}"
+        if expected is not None and expected != pa.string() and stored_dtype(column) and not known:
+            remedy += f", as `python -m tools.data edit --cast {name} {feature['dtype']}` does"
         raise DatasetError(
             path,
             f"column '{name}'",
-            f"holds {column.type}, but {wanted} {feature['dtype']}; write the column as "
-            f"{feature['dtype']}{'' if known else ' or correct info.json'}.",
+            f"holds {column.type}, but {wanted} {feature['dtype']}; {remedy}.",
         )
     shape = tuple(feature["shape"])
     if nulls or len(array) != rows * int(np.prod(shape)):

@@ -20,6 +20,7 @@ from data.errors import MissingFileError, Problem, short
 from data.files.folder import Folder, open_folder
 from data.files.names import LONGEST_NAME
 from models.files import html, own_file
+from models.files.terminal import counted
 
 Prompts = tuple[tuple[str, ...], ...]
 """The wordings of each task, at least one."""
@@ -263,6 +264,16 @@ class LoadedEpisode(dict[str, Any]):
     """A whole episode, by name: columns [T, *shape], frames uint8 [T, H, W, 3] and "task"; a
     notebook shows some of its frames."""
 
+    def __missing__(self, name: object) -> Any:
+        raise KeyError(f"no {name!r}; the episode has {', '.join(map(repr, self))}")
+
+    def __repr__(self) -> str:
+        shown = [
+            (name, f"{x.dtype} {list(x.shape)}" if isinstance(x, np.ndarray) else repr(x))
+            for name, x in self.items()
+        ]
+        return _listing("Episode", shown)
+
     def _repr_html_(self) -> str:
         from data.columns import BOOKKEEPING
 
@@ -279,6 +290,67 @@ class LoadedEpisode(dict[str, Any]):
             html.table(("name", "dtype", "shape"), columns),
             *(html.strip(frames, camera) for camera, frames in cameras.items()),
         )
+
+
+class EpisodeAccess:
+    """Access of notebooks and scripts to a dataset's episodes: `len(dataset)`, `dataset[3]` (from
+    the end: `dataset[-1]`), and a view of it as text and as HTML."""
+
+    def episode(self: Any, i: int) -> LoadedEpisode:
+        """All of episode i: its columns, every camera's frames uint8 [T, H, W, 3] and "task".
+
+        Raises:
+          IndexError: there is no such episode.
+          DatasetError: it cannot be read.
+        """
+        columns = self.columns(i)
+        seen = [c for c, there in zip(self.cameras, self.present[i], strict=True) if there]
+        frames = {camera: self.frames(i, camera) for camera in seen}
+        return LoadedEpisode(columns, **frames, task=self.task(i))
+
+    def __len__(self: Any) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self: Any, i: int) -> LoadedEpisode:
+        if not isinstance(i, int | np.integer):
+            raise TypeError(
+                f"{self.root}: dataset[{short(i)}] names no episode; give its number, of 0 to "
+                f"{len(self) - 1}, and then a column or camera, as in dataset[0]['action']."
+            )
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"{self.root}: no episode {i}; there are {len(self)}.")
+        episode: LoadedEpisode = self.episode(int(i) % len(self))
+        return episode
+
+    def __repr__(self: Any) -> str:
+        from data.columns import BOOKKEEPING  # which needs pyarrow
+
+        head = (
+            f"{type(self).__name__} {self.name}: {counted(len(self), 'episode')}, "
+            f"{counted(int(self.lengths.sum()), 'frame')} at {self.fps:g} fps, "
+            f"robot {self.robot_type or 'unknown'}"
+        )
+        shown = [
+            (name, f"{told['dtype']} {list(told['shape'])}")
+            for name, told in self.features.items()
+            if name in self.cameras or (name in self.column_names and name not in BOOKKEEPING)
+        ]
+        return _listing(head, shown)
+
+    def _repr_html_(self: Any) -> str:
+        return card(self)
+
+
+_SHOWN, _WIDE = 16, 100
+"""Most lines of a text view, and the width of one."""
+
+
+def _listing(head: str, rows: Sequence[tuple[str, str]]) -> str:
+    """A text view that fits a screen."""
+    wide = max((len(name) for name, _ in rows), default=0)
+    lines = [head, *(f"  {name:{wide}}  {told}" for name, told in rows[:_SHOWN])]
+    more = [f"  … and {len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else []
+    return "\n".join(x if len(x) <= _WIDE else f"{x[: _WIDE - 1]}…" for x in [*lines, *more])
 
 
 def frames_at(

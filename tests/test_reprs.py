@@ -103,6 +103,32 @@ def test_an_episode_shows_frames_of_every_camera(dataset):
     assert LoadedEpisode()._repr_html_()
 
 
+def test_text_views_fit_a_screen_and_mistakes_answer_in_a_sentence(dataset):
+    lines = repr(dataset).splitlines()
+    assert lines[0] == "LeRobotDataset small: 2 episodes, 19 frames at 20 fps, robot test"
+    assert "  observation.state         float32 [4]" in lines
+    assert "  observation.images.front  video [48, 64, 3]" in lines
+    assert len(lines) == 6
+    assert len(dataset) == 2
+    assert np.array_equal(dataset[1]["action"], dataset.column("action", [1]))
+    assert np.array_equal(dataset[-1][FRONT], dataset.frames(1, FRONT))
+    assert [len(episode["action"]) for episode in dataset] == [7, 12]
+    episode = repr(dataset[1])
+    assert "\n  action                    float32 [12, 3]\n" in episode
+    assert "\x1b" not in episode
+    many = LoadedEpisode({f"column {i}": np.zeros((5, i)) for i in range(400)}, task="go " * 900)
+    assert len(repr(many).splitlines()) == 18
+    assert max(map(len, repr(many).splitlines())) <= 100
+    for wrong, error, message in (
+        (lambda: dataset[2], IndexError, "no episode 2; there are 2."),
+        (lambda: dataset["action"], TypeError, r"dataset\['action'\] names no episode; give its n"),
+        (lambda: dataset.episode(99), IndexError, "no episode 99; there are 2."),
+        (lambda: dataset[0]["actions"], KeyError, "no 'actions'; the episode has 'observation.st"),
+    ):
+        with pytest.raises(error, match=message):
+            wrong()
+
+
 def test_a_batch_tells_what_it_is_filled_with():
     shown = text_of(batch()._repr_html_())
     assert "2 of 24 prefix places" in shown

@@ -12,7 +12,6 @@ import ast
 import runpy
 import sys
 from collections.abc import Mapping
-from difflib import get_close_matches
 from importlib.metadata import version
 from pathlib import Path
 from shutil import get_terminal_size
@@ -54,9 +53,11 @@ def main() -> None:
             leave_out_what_computes()
         runpy.run_module(f"tools.{module}", run_name="__main__", alter_sys=True)
     else:
-        near = get_close_matches(module, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else "`chiliad --help` lists them."
-        print(f"{USAGE}\nerror: there is no command {name!a}; {hint}", file=sys.stderr)
+        from tools.command_line.commands import no_command
+
+        dashed = [command.replace("_", "-") for command in known]
+        hint = no_command(name, dashed, "`chiliad --help` lists them.")
+        print(f"{USAGE}\nerror: {hint}", file=sys.stderr)
         sys.exit(2)
 
 

@@ -31,6 +31,7 @@ from models.checkpoints.sources import CheckpointSource, open_orbax
 from models.files.terminal import Console, guard_tracebacks, say
 from parallel.checkpoint import CheckpointWriter, copy
 from parallel.monitor.metrics import read_metrics
+from tools.command_line.commands import Commands
 from tools.command_line.ending import in_a_line
 from tools.command_line.options import cli
 from tools.command_line.push import PushOptions, licence, push
@@ -45,7 +46,7 @@ Out = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
 _PIECE_BYTES = 64 * 2**20
 _SHARD_BYTES = 5 * 10**9  # of a file, as on the Hugging Face hub
 
-app = tyro.extras.SubcommandApp()
+app = Commands()
 
 
 @app.command(name="ls")

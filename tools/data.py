@@ -32,6 +32,7 @@ from models.files.address import parse
 from models.files.terminal import Console, guard_tracebacks, say
 from models.files.whole_text import write_whole
 from tools.command_line.bars import progress, steps
+from tools.command_line.commands import Commands
 from tools.command_line.consent import consent
 from tools.command_line.ending import following, in_a_line
 from tools.command_line.options import cli
@@ -65,7 +66,7 @@ Out = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
 DataFormat = Annotated[str, tyro.conf.arg(metavar="FILE.py:NAME")]
 JsonFile = Annotated[Path | None, tyro.conf.arg(name="json", metavar="FILE")]
 
-app = tyro.extras.SubcommandApp()
+app = Commands()
 app.command(name="browse")(browse_command)
 app.command(name="catalogue")(catalogue_command)
 app.command(name="edit")(edit_command)

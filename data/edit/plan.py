@@ -45,6 +45,7 @@ class Edit:
     `splits` are names with the episodes of each, or with shares of all, in order. `tasks` gives
     episodes (None: all) an instruction; the last one that names an episode counts. `task_names`
     replaces old wordings by new ones. `names` renames columns and cameras; `drop` removes some.
+    `casts` gives columns, by their old names, another numpy type.
     With `encoding`, all images are encoded again. `fps` is a lower rate, at which the nearest
     frames are kept. `robot` is another robot's name.
     """
@@ -58,6 +59,7 @@ class Edit:
     task_names: tuple[tuple[str, str], ...] = ()
     names: tuple[tuple[str, str], ...] = ()
     drop: tuple[str, ...] = ()
+    casts: tuple[tuple[str, str], ...] = ()
     encoding: VideoEncoding | None = None
     fps: float | None = None
     robot: str = ""
@@ -79,7 +81,8 @@ class EditPlan:
     """A dataset to write; `parts` are its episodes.
 
     `features` are its columns and cameras, without bookkeeping; `names` maps them to each source's
-    names. `encoding` is None if packets are copied.
+    names, and `casts` those of columns that change their type to it. `encoding` is None if packets
+    are copied.
     """
 
     sources: tuple[LeRobotDataset, ...]
@@ -90,6 +93,7 @@ class EditPlan:
     encoding: VideoEncoding | None
     fps: float
     robot: str | None
+    casts: Mapping[str, str]
 
     @property
     def num_frames(self) -> int:
@@ -121,7 +125,7 @@ class EditPlan:
             "encoding": None if self.encoding is None else vars(self.encoding),
             "fps": self.fps,
             "robot": self.robot,
-        }
+        } | ({"casts": dict(self.casts)} if self.casts else {})
 
 
 def plan_edit(sources: Sequence[LeRobotDataset], edit: Edit) -> dict[str, EditPlan]:
@@ -149,6 +153,7 @@ def plan_edit(sources: Sequence[LeRobotDataset], edit: Edit) -> dict[str, EditPl
         encoding=encoding,
         fps=fps,
         robot=edit.robot or sources[0].robot_type,
+        casts=dict(edit.casts),
     )
     chosen = _chosen(edit, len(known))
     parts = {
@@ -291,7 +296,8 @@ def _rate(sources: Sequence[LeRobotDataset], edit: Edit) -> float:
 def _names(sources: Sequence[LeRobotDataset], edit: Edit) -> tuple[dict[str, str], ...]:
     """Each source's names for the columns and cameras of the new dataset."""
     renamed, there = dict(edit.names), {name for source in sources for name in source.features}
-    for what, named in (("rename", renamed), ("drop", edit.drop)):
+    casts = dict(edit.casts)
+    for what, named in (("rename", renamed), ("drop", edit.drop), ("cast", casts)):
         for name in named:
             if name in BOOKKEEPING or renamed.get(name) in BOOKKEEPING:
                 raise ValueError(
@@ -303,6 +309,14 @@ def _names(sources: Sequence[LeRobotDataset], edit: Edit) -> tuple[dict[str, str
                     f"{what} names '{name}', but the columns and cameras are "
                     f"{', '.join(sorted(there - set(BOOKKEEPING)))}."
                 )
+    for name, dtype in casts.items():
+        kind = arrow_type(dtype)
+        told = {source.features[name]["dtype"] for source in sources if name in source.features}
+        if kind is None or dtype == "string" or told & {*VISUAL, "string"}:
+            raise ValueError(
+                f"cast gives '{name}' ({', '.join(sorted(told))}) the type {short(dtype)}; name a "
+                "column of numbers, and a type such as float32, int64 or bool."
+            )
     for new in renamed.values():
         require_plain(new, "rename:")
     if edit.robot:
@@ -331,8 +345,9 @@ def _features(
     fps: float,
 ) -> dict[str, Any]:
     """Features of the new dataset, which every source shares."""
+    casts = {name: {"dtype": dtype} for name, dtype in edit.casts}
     of_source = [
-        {new: source.features[old] for new, old in mapping.items()}
+        {new: {**source.features[old], **casts.get(old, {})} for new, old in mapping.items()}
         for source, mapping in zip(sources, names, strict=True)
     ]
     first = of_source[0]

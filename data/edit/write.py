@@ -156,7 +156,14 @@ class _Rows:
         source = self._plan.sources[part.source]
         values: dict[str, np.ndarray | pa.Array] = {}
         old_names = self._plan.names[part.source]
-        columns = source.columns(part.episode)
+        casts = self._plan.casts
+        read = [n for n in source.column_names if n in old_names.values() and n not in casts]
+        (columns,) = source.stream([*read, "timestamp"], [part.episode])
+        columns |= {
+            name: _cast(source, part.episode, name, dtype)
+            for name, dtype in casts.items()
+            if name in old_names.values()
+        }
         _require_forward(source, part, columns["timestamp"])
         for name, feature in self.stored.items():
             if name in BOOKKEEPING:
@@ -223,6 +230,28 @@ class _Rows:
             if 0 <= k < len(texts)
         }
         return np.array([numbers[k] for k in flat.tolist()], flat.dtype)
+
+
+def _cast(source: LeRobotDataset, episode: int, name: str, dtype: str) -> np.ndarray:
+    """An episode's column in another type.
+
+    Raises:
+      DatasetError: it cannot hold a value: one that would be infinite, or another whole number.
+    """
+    values = source.as_stored(episode, name)
+    with np.errstate(all="ignore"):
+        cast = values.astype(dtype)
+    infinite = np.isfinite(values) & ~np.isfinite(cast)
+    lost = infinite if cast.dtype.kind == "f" else cast != values
+    if lost.any():
+        step = int(np.argmax(lost.reshape(len(lost), -1).any(axis=1)))
+        raise DatasetError(
+            source.file(episode),
+            f"column '{name}'",
+            f"is {values[lost][0]} at step {step} of episode {source.episode_numbers[episode]}, "
+            f"which {dtype} cannot hold; cast it to another type.",
+        )
+    return cast
 
 
 def _require_forward(source: LeRobotDataset, part: Part, times: np.ndarray) -> None:

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 from jaxtyping import Bool, Int64, UInt8
 
-from data.columns import arrow_type
-from data.dataset import LoadedEpisode, Subtasks, card
+from data.columns import arrow_type, stored_dtype, to_numpy
+from data.dataset import EpisodeAccess, Subtasks, card
 from data.errors import DatasetError, MissingFileError
 from data.files.folder import open_folder
 from data.lerobot import subtasks
@@ -41,7 +41,7 @@ from models.files.address import parse, whole
 VERSION = "v3.0"
 
 
-class LeRobotDataset:
+class LeRobotDataset(EpisodeAccess):
     """A LeRobot dataset with episodes 0..e-1; `episode_numbers` are their LeRobot `episode_index`.
 
     `root` is the path or URL it was opened with; `path(name)` is a file's name in messages.
@@ -277,6 +277,18 @@ class LeRobotDataset:
         """
         return encoded(self.folder, *self._cells(i, camera))
 
+    def as_stored(self, i: int, name: str) -> np.ndarray:
+        """Episode i's column of numbers in the type that its file has, whatever is declared.
+
+        Raises:
+          DatasetError: it has no numbers, or of another shape than declared.
+        """
+        file, column = self._rows.cells(self._place(i), name)
+        dtype = stored_dtype(column) or self.features[name]["dtype"]
+        return to_numpy(
+            file, name, pa.chunked_array([column]), {**self.features[name], "dtype": dtype}
+        )
+
     def frames(self, i: int, camera: str) -> UInt8[np.ndarray, "t h w 3"]:
         """Episode i as seen by `camera`.
 
@@ -320,12 +332,6 @@ class LeRobotDataset:
         except DatasetError:  # not an mp4, or damaged: reading from the start reports it
             return self.frames(i, camera)[at]
         return table.read(start, at, self.fps)
-
-    def episode(self, i: int) -> LoadedEpisode:
-        """All of episode i: its columns, every camera's frames uint8 [T, H, W, 3] and "task"."""
-        seen = [c for c, there in zip(self.cameras, self.present[i], strict=True) if there]
-        frames = {camera: self.frames(i, camera) for camera in seen}
-        return LoadedEpisode(self.columns(i), **frames, task=self.task(i))
 
     def video(self, i: int, camera: str) -> tuple[Path, float]:
         """The mp4 that holds episode i of `camera`, fetched if it is remote, and the time in

@@ -41,6 +41,10 @@ class FinishedEpisode(NamedTuple):
     videos: dict[str, Path]
 
 
+USUAL = VideoEncoding()
+"""The encoding of recordings that ask for no other."""
+
+
 class GrowingDataset:
     """The recording in the folder `root`, new or resumed; no other process may write to it
     meanwhile.
@@ -48,6 +52,7 @@ class GrowingDataset:
     Args:
       features: all features, bookkeeping included.
       about: plain data that determines what is recorded.
+      encoding: encoding of the cameras' videos.
 
     Attributes:
       tasks, subtasks: texts with their numbers.
@@ -59,9 +64,16 @@ class GrowingDataset:
     """
 
     def __init__(
-        self, root: Path, features: Mapping[str, Mapping[str, Any]], fps: int, about: Any
+        self,
+        root: Path,
+        features: Mapping[str, Mapping[str, Any]],
+        fps: int,
+        about: Any,
+        encoding: VideoEncoding = USUAL,
     ) -> None:
-        self.root, self.features, self.fps = root, features, fps
+        self.root, self.features, self.fps, self.encoding = root, features, fps, encoding
+        if encoding != USUAL:
+            about = {**about, "encoding": vars(encoding)}
         self.cameras = [n for n, f in features.items() if f["dtype"] == "video"]
         self._columns = {n: f for n, f in features.items() if f["dtype"] != "video"}
         self._header = json.loads(json.dumps({"about": about, "features": features, "fps": fps}))
@@ -128,7 +140,7 @@ class GrowingDataset:
                 pixels[camera] = Histogram(pictures.pixels)
             else:
                 pixels[camera] = Histogram.of(pictures)
-                write_video(video, pictures, self.fps, VideoEncoding())
+                write_video(video, pictures, self.fps, self.encoding)
         table = EpisodeTable(aside, self.features)
         table.num_episodes, table.num_frames = number, self.num_frames
         table.add([task], values, pixels, self._places(number, length))

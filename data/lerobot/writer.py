@@ -19,14 +19,13 @@ from data.files.exchange import exchange
 from data.files.names import require_plain
 from data.files.partial import EDITED, partial_of, require_leftover
 from data.lerobot.dataset import VERSION, LeRobotDataset
-from data.lerobot.growing import GrowingDataset, is_growing
+from data.lerobot.growing import USUAL, GrowingDataset, is_growing
 from data.lerobot.meta_writer import EpisodeTable, info_of
 from data.lerobot.metadata import is_depth
 from data.lerobot.recording import DataFiles, video_info
 from data.lerobot.remux import CopiedVideos
 from data.lerobot.subtasks import INDEX
-from data.video.encoding import EncodedFrames
-from data.video.video import CODEC
+from data.video.encoding import EncodedFrames, VideoEncoding
 
 Pictures = UInt8[np.ndarray, "_t _h _w 3"] | EncodedFrames
 
@@ -47,6 +46,8 @@ class DatasetWriter:
       video_megabytes: size at which a new mp4 begins.
       resume: `path` may also hold an interrupted recording.
       about: plain data that determines what is recorded; must be the same on resuming.
+      encoding: codec and quality of the videos; h264 of high quality by default, which is fast to
+        write and to read.
 
     Raises:
       ValueError: `path` is not empty, or holds a recording of something else, `<path>.partial`
@@ -65,6 +66,7 @@ class DatasetWriter:
         video_megabytes: float = 200,
         resume: bool = False,
         about: Any = None,
+        encoding: VideoEncoding = USUAL,
     ) -> None:
         self.path = Path(path)
         _require_free(self.path, resume)
@@ -88,6 +90,7 @@ class DatasetWriter:
             self.features | self._made,
             fps,
             {"robot_type": robot_type, "recorded": about},
+            encoding,
         )
 
     @property
@@ -132,6 +135,12 @@ class DatasetWriter:
         values = self._check(columns, frames, task)
         length = len(next(iter(values.values())))
         self._check_subtasks(subtasks, length)
+        encoded = [name for name in frames if isinstance(frames[name], EncodedFrames)]
+        if encoded and self._grown.encoding != USUAL:
+            raise ValueError(
+                f"'{encoded[0]}' comes as a video of the usual encoding; leave out `encoding`, or "
+                "give its frames."
+            )
         steps = np.arange(length)
         values |= {
             "timestamp": (steps / self.fps).astype(np.float32),
@@ -197,7 +206,7 @@ class DatasetWriter:
 
     def _info(self, episodes: int, frames: int) -> dict[str, Any]:
         features = {
-            name: f | {"info": video_info(f["shape"], self.fps, CODEC)}
+            name: f | {"info": video_info(f["shape"], self.fps, self._grown.encoding.codec)}
             if f["dtype"] == "video"
             else f
             for name, f in (self.features | self._made).items()
@@ -302,7 +311,7 @@ def _checked(name: str, feature: Mapping[str, Any]) -> dict[str, Any]:
     if dtype == "video":
         if len(shape) != 3 or shape[2] != 3 or shape[0] % 2 or shape[1] % 2:
             raise ValueError(
-                f"Feature '{name}' has shape {shape}; a {CODEC} video needs (height, width, 3) "
+                f"Feature '{name}' has shape {shape}; a video needs (height, width, 3) "
                 "with even height and width."
             )
     elif arrow_type(dtype) is None or len(shape) != 1 or shape[0] < 1:

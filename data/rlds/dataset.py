@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Bool, Int64, UInt8
 
 from data.columns import BOOKKEEPING
-from data.dataset import Runs, card
+from data.dataset import EpisodeAccess, Runs
 from data.errors import DatasetError, MissingFileError, naming_damage, short
 from data.files.folder import Folder, open_folder
 from data.files.json_file import read_json
@@ -63,7 +63,7 @@ def open_rlds(
     return RldsDataset(root, fps, split, Path(cache_dir or user_cache("rlds")))
 
 
-class RldsDataset:
+class RldsDataset(EpisodeAccess):
     """One split of an RLDS dataset on disk, with episodes in the order of its shards.
 
     `cameras` names its image features but for `depth_cameras`, which are left out, and `features`
@@ -91,9 +91,6 @@ class RldsDataset:
         self.column_names = (*self._columns, *BOOKKEEPING)
         self._last: tuple[int, bytes, dict[str, tuple[int, int]]] | None = None
         self._lock = Lock()
-
-    def _repr_html_(self) -> str:
-        return card(self)
 
     def __reduce__(self) -> tuple[Callable[..., "RldsDataset"], tuple[Any, ...]]:
         return RldsDataset, (self.root, self.fps, self.split, self._cache_dir)

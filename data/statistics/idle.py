@@ -7,6 +7,7 @@ equal those of the previous frame, bit for bit, during movement.
 """
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -20,6 +21,9 @@ from data.frames import ACTION, STATE, Stats, usual_columns
 from data.statistics.stats import compute, numeric_columns
 
 _ENDS = ("q01", "q99", "min", "max")
+_QUIET, _DRAWN, _BACK = 0.05, 4096, 0.1
+"""Share of windows that are the quietest; draws from which the range of noise is taken; and the
+least negative correlation of two steps of noise, of 0.5 if it is white."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +48,14 @@ class IdleLimits:
 
 class IdleFrames(NamedTuple):
     """Frames of an episode. `moved` is, for each frame, the movement in the quietest window of time
-    that contains it: the largest share of its range that a dimension passes through."""
+    that contains it: the largest share of its range that a dimension passes through. `quietest` is,
+    for each dimension, the share that it passes through in the quietest twentieth of all windows;
+    NaN if it does not go back and forth there, as noise does."""
 
     moved: Float64[np.ndarray, " t"]
     still: Bool[np.ndarray, " t"]
     doubled: Bool[np.ndarray, " t"]
+    quietest: Float64[np.ndarray, " d"]
 
     @property
     def kept(self) -> list[list[int]]:
@@ -127,17 +134,57 @@ def idle_frames(
     length, used, window = len(values), extent > 0, max(2, round(limits.seconds * fps))
     same = np.zeros(length, bool)
     same[1:] = (values[1:] == values[:-1]).all(axis=1)
-    part = values[:, used] / extent[used]
+    part, quietest = values[:, used] / extent[used], np.full(len(extent), np.nan)
     if length < window or not used.any():
         moved = np.full(length, np.ptp(part, axis=0).max(initial=0.0))
         still = np.zeros(length, bool)
     else:
         seen = sliding_window_view(part, window, axis=0)
-        width = (seen.max(axis=-1) - seen.min(axis=-1)).max(axis=1)
-        around = np.pad(width, window - 1, constant_values=np.inf)
+        widths = seen.max(axis=-1) - seen.min(axis=-1)
+        for dim, narrow, each in zip(
+            np.flatnonzero(used), widths.T, seen.swapaxes(0, 1), strict=True
+        ):
+            least = np.quantile(narrow, _QUIET)
+            steps = np.diff(each[narrow <= least], axis=1)
+            if (steps[:, 1:] * steps[:, :-1]).sum() < -_BACK * (steps**2).sum():
+                quietest[dim] = least
+        around = np.pad(widths.max(axis=1), window - 1, constant_values=np.inf)
         moved = sliding_window_view(around, window).min(axis=1)
         still = moved <= limits.still
-    return IdleFrames(moved, still, same & ~still)
+    return IdleFrames(moved, still, same & ~still, quietest)
+
+
+class NoisyDim(NamedTuple):
+    """A dimension that is never still, by its column and its number there: the share of its range
+    that it passes through in its quietest windows, and the standard deviation, in the same measure,
+    of a noise that does so."""
+
+    column: str
+    dim: int
+    quietest: float
+    noise: float
+
+
+def noisy_dims(
+    dataset: Dataset, limits: IdleLimits, found: Sequence[IdleFrames], columns: Sequence[str] = ()
+) -> list[NoisyDim]:
+    """The dimensions that keep all frames of nearly all episodes from being still, the widest
+    first."""
+    seen = np.array([idle.quietest for idle in found if not np.isnan(idle.quietest).all()])
+    if not len(seen):
+        return []
+    quietest = np.nanquantile(np.where(np.isnan(seen), 0, seen), 0.1, axis=0)
+    window = max(2, round(limits.seconds * dataset.fps))
+    drawn = np.random.default_rng(0).normal(size=(_DRAWN, window))
+    spread = float(np.quantile(np.ptp(drawn, axis=1), _QUIET))
+    names = movement_columns(dataset, columns)
+    dims = [(name, d) for name in names for d in range(math.prod(dataset.features[name]["shape"]))]
+    noisy = [
+        NoisyDim(name, dim, float(width), float(width) / spread)
+        for (name, dim), width in zip(dims, quietest, strict=True)
+        if width > limits.still
+    ]
+    return sorted(noisy, key=lambda one: -one.quietest)
 
 
 def to_json(

@@ -31,6 +31,8 @@ and the least such size."""
 _JUMP, _LEAST_CHANGE = 20.0, 1e-3
 """Limit of changes, in multiples of their 99th percentile; changes below this part of the range are
 noise."""
+_TODAY = 1e8
+"""Seconds that only a time of day has."""
 _SPREAD, _SIZE = 30.0, 10.0
 """Limits of an episode's spread: in multiples of the largest spread of nine in ten episodes, and of
 the median's size."""
@@ -106,7 +108,17 @@ class _Scan:
         step = np.arange(count) - np.repeat(starts, lengths)
         self._expect("frame_index", block, step)
         self._expect("index", block, self._frames + np.arange(count))
-        self._expect("timestamp", block, step / self.dataset.fps, 0.5 / self.dataset.fps)
+        if "timestamp" in block and count:
+            begin = np.repeat(block["timestamp"][np.minimum(starts, count - 1)], lengths)
+            half = 0.5 / self.dataset.fps
+            times = {"start": begin, "timestamp": block["timestamp"] - begin}
+            self._expect("start", times, np.zeros(count), half)
+            self._expect(
+                "timestamp",
+                times,
+                step / self.dataset.fps,
+                half + np.spacing(begin).astype(np.float64),
+            )
         for name, values in block.items():
             if values.dtype.kind == "f" and name not in BOOKKEEPING:
                 self._finite(name, values)
@@ -127,6 +139,13 @@ class _Scan:
                     file, "column 'timestamp'",
                     f"is {actual:g} s at frame {step} of an episode ({episode}), expected "
                     f"{expected:g} s at {self.dataset.fps} fps; correct fps or resample.",
+                )  # fmt: skip
+            elif name == "start":
+                told = ", a time of day (seconds since 1970)" if actual > _TODAY else ""
+                yield error(
+                    file, "column 'timestamp'",
+                    f"begins at {actual:.6g} s in episode {episode}{told}, expected 0 s; if its "
+                    "images begin there too, `python -m tools.data edit` writes times from 0.",
                 )  # fmt: skip
             else:
                 yield error(
@@ -158,7 +177,7 @@ class _Scan:
         name: str,
         block: Mapping[str, np.ndarray],
         expected: Shaped[np.ndarray, " n"],
-        tolerance: float = 0.5,
+        tolerance: float | Shaped[np.ndarray, " n"] = 0.5,
     ) -> None:
         if name in block and name not in self.wrong:
             bad = ~(np.abs(block[name] - expected) < tolerance)

@@ -28,7 +28,7 @@ from data.errors import DatasetError, MissingFileError
 from data.files import cached
 from data.files.limits import MOST_PIXELS, room_for
 from data.video.mp4 import open_video, unreadable
-from data.video.rate import own_rate
+from data.video.rate import DAMAGED, own_rate, why_lacking
 from data.video.video import STRICT, require_colour
 
 _FORMAT = 2
@@ -82,7 +82,8 @@ class SeekTable:
         missing = np.abs(times[found] - wanted) * rate > 0.5
         if missing.any():
             seconds = wanted[np.argmax(missing)] * tick
-            raise self._unreadable(f"at {seconds:g} s", "is not there")
+            why = why_lacking(times[int(first.min()) : int(last.max()) + 1] * tick, fps)
+            raise self._unreadable(f"at {seconds:g} s", "is not there", why)
         return found
 
     def decode(self, frames: Sequence[int]) -> Iterator[tuple[int, av.VideoFrame]]:
@@ -179,13 +180,9 @@ class SeekTable:
     def _file(self) -> "_File":
         return _File(self.path)
 
-    def _unreadable(self, frame: str, what: str) -> DatasetError:
-        return DatasetError(
-            self.path,
-            f"frame {frame}",
-            f"{what} (the file has {len(self.shown)}): it was cut off or damaged; copy or encode "
-            "it again.",
-        )
+    def _unreadable(self, frame: str, what: str, why: str = DAMAGED) -> DatasetError:
+        sentence = f"{what} (the file has {len(self.shown)}): {why}"
+        return DatasetError(self.path, f"frame {frame}", sentence)
 
 
 def rgb(frame: av.VideoFrame) -> UInt8[np.ndarray, "h w 3"]:

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Int64
 
 from data.errors import DatasetError
 from data.video.mp4 import open_video
-from data.video.rate import own_rate
+from data.video.rate import DAMAGED, own_rate, why_lacking
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,8 @@ class Packets:
         asked = begin + (first + np.array([0, count - 1])) / rate
         ends = np.abs(times[:, None] - asked).argmin(axis=0)
         if (np.abs(times[ends] - asked) * fps > 0.5).any() or ends[1] - ends[0] < count - 1:
-            raise _cut_off(self.path, f"does not hold frames {first} to {first + count - 1}")
+            why = why_lacking(times[near : near + first + count], fps)
+            raise _cut_off(self.path, f"does not hold frames {first} to {first + count - 1}", why)
         low, high = int(shown[ends[0]]), int(shown[ends[1]])
         keys = np.flatnonzero(self._key & (self._pts <= low))
         if not len(keys):
@@ -129,7 +130,5 @@ _WIDTH_AT = {"h264": 4, "hevc": 21}
 """Byte of the decoder configuration record that gives the width of a unit's length (14496-15)."""
 
 
-def _cut_off(path: Path, what: str) -> DatasetError:
-    return DatasetError(
-        path, "file", f"{what}: it was cut off or damaged; copy or encode it again."
-    )
+def _cut_off(path: Path, what: str, why: str = DAMAGED) -> DatasetError:
+    return DatasetError(path, "file", f"{what}: {why}")

@@ -19,7 +19,7 @@ from jaxtyping import UInt8
 from data.errors import DatasetError, MissingFileError, naming_damage
 from data.files.limits import MOST_PIXELS, require_pixels, room_for
 from data.video.mp4 import open_video, unreadable
-from data.video.rate import own_rate
+from data.video.rate import own_rate, why_lacking
 
 CODEC = "h264"
 PIXEL_FORMAT = "yuv420p"
@@ -151,7 +151,7 @@ class VideoReader:
                 self.path,
                 f"frame {round(start * fps) + first}",
                 f"cannot be decoded ({int(found.sum())} of the {count} frames asked for are "
-                "there): it was cut off or damaged; copy it again.",
+                f"there): {why_lacking(np.array(times[: count + 1]), fps)}",
             )
         return out
 

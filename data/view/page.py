@@ -5,17 +5,18 @@ Videos, slider and cursor follow one clock. A link that ends in #frame=40 opens 
 
 STYLE = """
 :root { --label: 9.5rem; --value: 5rem; --cursor: var(--ink); }
-body { max-width: 84rem; }
+body { max-width: 110rem; }
 .facts { margin: 0; }
-main { display: grid; grid-template-columns: minmax(0, 25rem) minmax(0, 1fr); gap: 1.25rem;
+main { display: grid; grid-template-columns: minmax(0, 3fr) minmax(0, 2fr); gap: 1.25rem;
   margin-top: 1.5rem; align-items: start; }
-.seen { position: sticky; top: 1.25rem; display: grid; gap: 1rem; }
+.seen { position: sticky; top: 1.25rem; display: grid; gap: 1rem;
+  max-height: calc(100vh - 2.5rem); overflow: auto; }
 .alone { grid-template-columns: minmax(0, 1fr); }
 .player { background: var(--card); border: 1px solid var(--line); border-radius: 10px;
   padding: 1rem 1.15rem; }
 main section { margin: 0; } main h2 { margin: 0; }
 .plots { display: grid; gap: 1.25rem; min-width: 0; }
-.cameras { display: grid; grid-template-columns: repeat(auto-fit, minmax(10.5rem, 1fr));
+.cameras { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(20rem, 100%), 1fr));
   gap: .75rem; }
 .range { color: var(--soft); font-size: .72rem; line-height: 1.25; display: block;
   white-space: nowrap; }
@@ -43,7 +44,7 @@ button, select { font: inherit; font-size: .9rem; color: var(--ink); background:
   opacity: .65; pointer-events: none; left: calc(var(--label) +
   (100% - var(--label) - var(--value)) * var(--at, 0)); }
 @media (max-width: 56rem) { main { grid-template-columns: minmax(0, 1fr); }
-  .seen { position: static; } :root { --label: 7rem; --value: 4.2rem; } }
+  .seen { position: static; max-height: none; } :root { --label: 7rem; --value: 4.2rem; } }
 @media print { .controls { display: none; } }
 """
 
@@ -106,6 +107,7 @@ function fromPointer(event) {
   seek(Math.round(Math.min(1, Math.max(0, part)) * last));
 }
 
+for (const video of videos) video.ondblclick = () => video.requestFullscreen();
 by("play").onclick = () => (began ? pause() : play());
 by("rate").onchange = () => { if (began) { pause(); play(); } };
 by("scrub").oninput = (event) => seek(Number(event.target.value));

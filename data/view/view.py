@@ -53,7 +53,8 @@ def write_page(dataset: Dataset, episode: int, path: Path) -> None:
         '<option value="0.5">½×</option><option value="1" selected>1×</option>'
         '<option value="2">2×</option><option value="4">4×</option></select></div>'
         '<p id="now"></p></div>'
-        '<p class="note">Space plays, arrow keys step, dragging over a plot scrubs.</p></div>'
+        '<p class="note">Space plays, arrow keys step, dragging over a plot scrubs, a double click '
+        "fills the screen with a video.</p></div>"
         f'<div class="plots">{"".join(_plots(dataset, columns))}</div></main>{script_data(data)}'
     )
     title = f"{dataset.name}, episode {episode}"

@@ -45,6 +45,8 @@ class EditOptions:
     """New name of a camera or column."""
     drop: Annotated[Repeated, tyro.conf.arg(metavar="NAME")] = ()
     """Camera or column to leave out."""
+    cast: Annotated[Pairs, tyro.conf.arg(metavar="NAME DTYPE")] = ()
+    """New type of a column of numbers, such as float32, whatever type its files have."""
     fps: float | None = None
     """Lower rate, at which the nearest frames are kept. Videos are re-encoded, as h264 unless
     --codec says otherwise."""
@@ -141,6 +143,7 @@ def read_edit(options: EditOptions) -> Edit:
         task_names=options.rename_task,
         names=options.rename,
         drop=options.drop,
+        casts=options.cast,
         encoding=encoding,
         fps=options.fps,
         robot=options.robot,

@@ -2,6 +2,7 @@
 leave out."""
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -10,16 +11,17 @@ import tyro
 from rich.table import Column
 
 from data import open_dataset
-from data.statistics.idle import IdleFrames, IdleLimits, find_idle, to_json
+from data.dataset import dimension_names
+from data.statistics.idle import IdleFrames, IdleLimits, find_idle, noisy_dims, to_json
 from data.view.idle_page import write_idle_page
-from models.files.terminal import Console, say
+from models.files.terminal import Console, counted, say
 from models.files.whole_text import write_whole
 from tools.command_line.bars import steps
 from tools.datasets.shown import console_for, table
 
 IdlePath = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PATH")]
 _LIMITS = IdleLimits()
-_MOST_LISTED = 20
+_MOST_LISTED, _MOST_NOISY = 20, 3
 
 
 def idle_command(
@@ -56,6 +58,23 @@ def idle_command(
         f"{path}: {shares[0]} still (within {100 * still:g} % of each dimension's range for "
         f"{seconds:g} s or more); {shares[1]} doubled (the same values as the frame before).",
     )
+    noisy = noisy_dims(dataset, limits, found, columns)
+    for one in noisy[:_MOST_NOISY]:
+        names = dataset.features[one.column].get("names")
+        size = math.prod(dataset.features[one.column]["shape"])
+        say(
+            console,
+            f"never still: {one.column} '{dimension_names(names, size)[one.dim]}', which passes "
+            f"through {100 * one.quietest:.2g} % of its range in its quietest {seconds:g} s, as "
+            f"with noise of {100 * one.noise:.2g} %.",
+        )
+    if noisy:
+        least = math.ceil(120 * noisy[0].quietest) / 100
+        say(
+            console,
+            f"{counted(len(noisy), 'noisy dimension')} may hide what else stands still; give "
+            f"--still {least:g}, or name quieter columns with --columns.",
+        )
     if json_file is not None:
         write_whole(json_file, json.dumps(to_json(dataset, limits, found, columns)) + "\n")
         console.print(f'{json_file}: give it as "frames" of the dataset in a mixture.')

@@ -18,6 +18,7 @@ import tyro
 
 from models.files.terminal import Console, guard_tracebacks, say
 from models.files.whole_text import write_whole
+from tools.command_line.commands import Commands
 from tools.command_line.ending import in_a_line
 from tools.command_line.options import cli
 from tools.runs.films import read_films
@@ -28,7 +29,7 @@ from tools.runs.table import show_differences, show_runs
 
 RunPaths = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="PATH …")]
 
-app = tyro.extras.SubcommandApp()
+app = Commands()
 
 _SECONDS = 5
 

@@ -31,6 +31,7 @@ from data.lerobot.checks.check_metadata import numbers, written_statistics
 from data.lerobot.dataset import LeRobotDataset
 from data.validation.check_pictures import check_pictures, check_presence
 from data.video.mp4 import open_video, unreadable
+from data.video.rate import why_lacking
 
 _SMALLEST_SPREAD = 0.5
 _DRIFT = 0.1
@@ -128,7 +129,7 @@ def _video(path: Path, spans: list[_Span], fps: float) -> Iterator[Problem]:
         yield error(
             path, "frames",
             f"holds {len(times)} of the {needed} frames that its episodes have (its index lists "
-            f"{index}): it was cut off; copy or encode it again.",
+            f"{index}): {why_lacking(times, fps)}",
         )  # fmt: skip
         return
     from_start = len(times) - int(np.abs(times - spans[0].start).argmin())

@@ -26,6 +26,7 @@ from data.validation.validate import validate
 from data.video.encoding import VideoEncoding
 from data.video.video import encode_mp4
 from models.families.groot.modality import read_modality
+from tests.helpers.data.damage import edit_column
 from tests.helpers.data.pictures import encode
 from tests.helpers.data.recording import (
     FEATURES,
@@ -589,6 +590,42 @@ def test_datasets_that_write_the_same_names_in_other_ways_are_joined(names, reco
     told = difference(open_dataset(tmp_path / "other"), old, lambda *_: None)
     assert [d.name for d in told.dims][:4] == ["x", "y", "z", "grip"]
     assert "x, y, z, grip" in new._repr_html_()
+
+
+@pytest.mark.parametrize("kind", [pa.float64(), pa.float16(), pa.int32()])
+def test_a_column_of_another_type_than_declared_is_cast(kind, recorded, tmp_path):
+    wrong = Path(shutil.copytree(recorded, tmp_path / "wrong"))
+    (wrong / "meta/checksums.json").unlink()
+    edit_column(wrong, PARQUET, "action", lambda v, _: (
+        [[np.float16(round(x)) for x in row] for row in v], pa.list_(kind)
+    ))  # fmt: skip
+    (problem,) = [p for p in validate(wrong) if p.severity == "error"]
+    assert "as `python -m tools.data edit --cast action float32` does." in problem.message
+    edit_dataset([wrong], tmp_path / "new", Edit(casts=(("action", "float32"),)))
+    new, old = open_dataset(tmp_path / "new"), open_dataset(recorded)
+    assert validate(new.root) == []
+    assert new.features["action"]["dtype"] == "float32"
+    assert np.array_equal(new.column("action"), old.column("action").round())
+    assert np.array_equal(new.column("observation.state"), old.column("observation.state"))
+
+
+def test_a_cast_changes_no_number_and_lets_datasets_be_joined(recorded, tmp_path):
+    doubles = (("action", "float64"), ("next.success", "int64"))
+    edit_dataset([recorded], tmp_path / "doubles", Edit(casts=doubles))
+    new, old = open_dataset(tmp_path / "doubles"), open_dataset(recorded)
+    assert new.column("action").dtype == np.float64
+    assert np.array_equal(new.column("action"), old.column("action"))
+    back = Edit(casts=(("action", "float32"), ("next.success", "bool")))
+    edit_dataset([recorded, tmp_path / "doubles"], tmp_path / "both", back)
+    both = open_dataset(tmp_path / "both")
+    for name in ("action", "next.success"):
+        assert both.column(name).dtype == old.column(name).dtype
+        assert np.array_equal(both.column(name), np.concatenate([old.column(name)] * 2))
+    with pytest.raises(DatasetError, match=r"column 'action': is .* at step 0 .* int8 cannot hold"):
+        edit_dataset([recorded], tmp_path / "x", Edit(casts=(("action", "int8"),)))
+    for casts in ((FRONT, "float32"), ("action", "string"), ("action", "float33")):
+        with pytest.raises(ValueError, match="name a column of numbers, and a type such as"):
+            edit_dataset([recorded], tmp_path / "y", Edit(casts=(casts,)))
 
 
 def test_other_rates_and_robots_are_not_joined(recorded, tmp_path):

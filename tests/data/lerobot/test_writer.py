@@ -1,6 +1,7 @@
 import json
 import shutil
 
+import av
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -10,7 +11,8 @@ from data.edit.edit import edit_dataset
 from data.edit.plan import Edit
 from data.lerobot.upgrade import upgrade
 from data.lerobot.writer import DatasetWriter
-from tests.helpers.data.recording import FEATURES, FRONT, WRIST, make_episode, write
+from data.video.encoding import VideoEncoding
+from tests.helpers.data.recording import FEATURES, FRONT, WRIST, make_episode, psnr, write
 from tests.helpers.data.v21 import write_v21
 
 STATS = ("min", "max", "mean", "std", "count", "q01", "q10", "q50", "q90", "q99")
@@ -106,6 +108,22 @@ def test_a_recording_that_fails_before_an_episode_is_finished_leaves_nothing(tmp
     with pytest.raises(RuntimeError):
         record()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_videos_are_encoded_as_asked(tmp_path, episodes):
+    found = {}
+    for encoding in (VideoEncoding(), VideoEncoding("h264", 35), VideoEncoding("av1", 30)):
+        path = tmp_path / f"{encoding.codec}{encoding.crf}"
+        with DatasetWriter(path, fps=20, features=FEATURES, encoding=encoding) as writer:
+            writer.add_episode(*episodes[1])
+        (file,) = (path / f"videos/{FRONT}").glob("*/*.mp4")
+        with av.open(str(file)) as container:
+            assert container.streams.video[0].codec_context.name in (encoding.codec, "libdav1d")
+        dataset = open_dataset(path)
+        assert dataset.features[FRONT]["info"]["video.codec"] == encoding.codec
+        assert psnr(dataset.frames(0, FRONT), episodes[1].frames[FRONT]) > 30
+        found[encoding] = file.stat().st_size
+    assert found[VideoEncoding("h264", 35)] < found[VideoEncoding()]
 
 
 def test_what_a_killed_recording_left_is_replaced(tmp_path, episodes):

@@ -14,11 +14,19 @@ from data.mixture.mixed import mix
 from data.mixture.mixture import read_mixture
 from data.statistics.difference import difference
 from data.statistics.episodes import episode_facts
-from data.statistics.idle import IdleLimits, digest_of_lengths, find_idle, ranges, to_json
+from data.statistics.idle import (
+    IdleLimits,
+    digest_of_lengths,
+    find_idle,
+    noisy_dims,
+    ranges,
+    to_json,
+)
 from data.view.idle_page import write_idle_page
 from data.view.view import _columns
 from tests.helpers.data.damage import rename_columns
 from tests.helpers.data.memory_frames import MemoryFrames
+from tools.datasets.idle import idle_command
 from tools.serving.replay import open_replay
 
 FPS = 10
@@ -62,6 +70,29 @@ def test_still_and_doubled_stretches_are_found_where_they_are(dataset):
     assert not found[1].still.any()
     assert not found[1].doubled.any()
     assert np.flatnonzero(found[2].doubled).tolist() == list(range(21, 40, 2))
+
+
+def test_a_noisy_dimension_is_named_with_its_noise(tmp_path, capsys):
+    waits = np.ones(400, bool)
+    waits[100:200] = waits[300:] = False
+    values = [walk(waits) for _ in range(4)]
+    extent = np.ptp(values[0][:, 1])
+    for n, each in enumerate(values):
+        each[:, 1] += np.random.default_rng(n).normal(scale=0.02 * extent, size=400)
+    dataset, limits = write(tmp_path / "set", values), IdleLimits()
+    found = list(find_idle(dataset, limits))
+    assert not any(idle.still.any() for idle in found)
+    noisy = noisy_dims(dataset, limits, found)
+    assert {(one.column, one.dim) for one in noisy} == {(name, 1) for name in FEATURES}
+    assert all(0.014 < one.noise < 0.026 for one in noisy)
+    least = IdleLimits(still=1.2 * noisy[0].quietest)
+    assert sum(int(idle.still.sum()) for idle in find_idle(dataset, least)) > 0
+    idle_command(str(dataset.root))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "never still: observation.state '1', which passes through" in said
+    assert "2 noisy dimensions may hide what else stands still; give --still" in said
+    quiet = write(tmp_path / "quiet", [walk(waits)])
+    assert noisy_dims(quiet, limits, list(find_idle(quiet, limits))) == []
 
 
 def test_a_pause_shorter_than_asked_for_is_no_stretch(dataset):

@@ -2,14 +2,19 @@
 episodes in other units or of another sign, angles that wrap. Nothing is found where all is well."""
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from data import open_dataset
+from data.edit.edit import edit_dataset
+from data.edit.plan import Edit
 from data.lerobot.writer import DatasetWriter
 from data.statistics.idle import IdleLimits
 from data.validation.looks import check_looks
 from data.validation.validate import require_valid, validate
 from data.view.browse import write_browser
+from tests.helpers.data.damage import edit_column
+from tests.helpers.data.recording import PARQUET
 
 FRONT, WRIST = "observation.images.front", "observation.images.wrist"
 FEATURES = {
@@ -152,6 +157,27 @@ def test_nothing_is_found_where_all_is_well(tmp_path):
     assert validate(tmp_path / "black") == []
     validate(path, lambda what, done, total: looked.append((what, done, total)), look=True)
     assert ("Looking", len(LENGTHS), len(LENGTHS)) in looked
+
+
+@pytest.mark.parametrize(
+    ("begin", "message"),
+    [
+        (3.2, "begins at 3.2 s in episode 0, expected 0 s; if"),
+        (1.7e9, "begins at 1.7e+09 s in episode 0, a time of day (seconds since 1970), expected"),
+    ],
+)
+def test_times_that_begin_late_are_named_as_such_and_an_edit_mends_them(begin, message, tmp_path):
+    path = write(tmp_path / "set")
+    (path / "meta/checksums.json").unlink()
+    late = lambda v, _: ([begin + x for x in v], pa.float64())  # noqa: E731
+    edit_column(path, PARQUET, "timestamp", late)
+    (problem,) = validate(path)
+    assert message in problem.message
+    edit_dataset([path], tmp_path / "new", Edit())
+    assert validate(tmp_path / "new") == []
+    assert open_dataset(tmp_path / "new").column("timestamp")[:3].tolist() == pytest.approx(
+        [0, 0.1, 0.2]
+    )
 
 
 def test_the_number_of_pictures_looked_at_is_bounded(monkeypatch, tmp_path):

@@ -191,6 +191,27 @@ def test_a_lost_frame_is_not_spread_over_the_others(tmp_path, lost):
     packets.close()
 
 
+VARIABLE = np.cumsum(np.r_[0, np.random.default_rng(0).uniform(0.07, 0.14, 39)])
+LACKING = {
+    "variable": (VARIABLE, 0.0, r" to 0\.1\d+ s apart \(a variable frame rate\), expected 0\.1 s"),
+    "lost": (np.delete(np.arange(42), [9, 20]) / 10, 0.0, r"frames are lost, the first .* 0\.8 s"),
+    "half": (np.arange(40) / 5, 0.0, r"its rate is 5 fps, expected 10; correct fps"),
+    "short": (np.arange(40) / 10, 2.0, "it was cut off or damaged; copy or encode it again"),
+}
+
+
+@pytest.mark.parametrize("case", LACKING)
+def test_a_video_that_lacks_frames_says_why(tmp_path, case):
+    times, first, message = LACKING[case]
+    path = encode_at(tmp_path / "a.mp4", np.round(times * 10_000), 10_000)
+    with VideoReader(path) as reader, pytest.raises(DatasetError, match=message):
+        reader.read(first, 40, FPS)
+    with pytest.raises(DatasetError, match=message):
+        seek_table(path).read(first, np.arange(40), FPS)
+    with pytest.raises(DatasetError, match=message):
+        Packets(path).span(first, 0, 40, FPS)
+
+
 def test_videos_of_twice_the_rate_are_read_at_the_datasets(tmp_path):
     encode(tmp_path / "a.mp4", "libx264", {"g": "4"}, rate=2 * FPS)
     with VideoReader(tmp_path / "a.mp4") as reader:
