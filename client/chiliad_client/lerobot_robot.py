@@ -58,6 +58,7 @@ class LeRobotRobot:
 
     def __init__(self, robot: LeRobotLike, cameras: Mapping[str, str] | None = None) -> None:
         self.robot = robot
+        self.name = str(getattr(robot, "name", ""))
         features = robot.observation_features
         self.state_names: tuple[str, ...] = tuple(
             name for name, kind in features.items() if kind is float

@@ -305,6 +305,8 @@ class ControlLoop:
             return
         if self._told != self.prompt:
             self._told = self.prompt
+            if hasattr(self.recorder, "describe"):
+                self.recorder.describe(self.robot)
             self.recorder.begin(self.settings.hz, self.prompt)
         self.recorder.add(self._seen, command._replace(sent=self._last), self.clock.now())
 

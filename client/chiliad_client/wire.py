@@ -36,7 +36,7 @@ def pack(message: Mapping[str, Any], jpeg: int | None = None) -> bytes:
     encode = None if jpeg is None else encoder()
 
     def packed(value: Any) -> Any:
-        if encode is not None and _is_picture(value):
+        if encode is not None and is_picture(value):
             return {b"__jpeg__": True, b"data": encode(value, jpeg)}
         return _packed(value)
 
@@ -104,7 +104,7 @@ def encoder() -> Callable[[np.ndarray, int | None], bytes]:
         from PIL import Image
     except ImportError:
         raise ImportError(
-            "JPEG needs simplejpeg or pillow: pip install 'chiliad-client[jpeg]', or leave it out."
+            "JPEG needs simplejpeg or pillow: pip install 'chiliad-client[jpeg]', or use jpeg=None."
         ) from None
 
     def by_pillow(picture: np.ndarray, quality: int | None) -> bytes:
@@ -125,7 +125,8 @@ def _check_keys(content: Mapping[Any, Any], depth: int) -> None:
             _check_keys(value, depth + 1)
 
 
-def _is_picture(value: Any) -> bool:
+def is_picture(value: Any) -> bool:
+    """True for an image that can be JPEG: uint8 [h, w, 3]."""
     return (
         isinstance(value, np.ndarray)
         and value.dtype == np.uint8

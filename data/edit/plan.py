@@ -428,10 +428,12 @@ def _unlike(first: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[str]
 
 def _depth(feature: Mapping[str, Any]) -> dict[str, Any] | None:
     """Scale and unit of a depth camera's values, as LeRobot keeps them; None for any other."""
-    about = feature.get("info") or feature.get("video_info") or {}
-    told = {name.removeprefix("video."): value for name, value in about.items()}
-    scale = {n: v for n, v in told.items() if n.startswith("depth_") or n == "use_log"}
-    return scale if is_depth(feature) else None
+    if not is_depth(feature):
+        return None
+    places = (feature.get("info"), feature.get("video_info"))
+    about = [item for place in places if isinstance(place, dict) for item in place.items()]
+    told = {name.removeprefix("video."): value for name, value in about}
+    return {n: v for n, v in told.items() if n.startswith("depth_") or n == "use_log"}
 
 
 def _require_known(what: str, numbers: Sequence[int], count: int) -> None:

@@ -101,7 +101,8 @@ def decode_picture(content: bytes, formats: tuple[str, ...]) -> UInt8[np.ndarray
                     f"it has more than 8 bits a channel ({picture.format}, {picture.mode}), as "
                     "depth has and colour does not"
                 )
-            return np.asarray(ImageOps.exif_transpose(picture).convert("RGB"))
+            ImageOps.exif_transpose(picture, in_place=True)
+            return np.asarray(picture.convert("RGB"))
     except UnidentifiedImageError:
         raise ValueError(f"cannot identify image file as {', '.join(formats)}") from None
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, MemoryError) as error:

@@ -14,6 +14,7 @@ from tools.datasets.from_robot import read_robot_episode, write_robot_dataset
 class Seeing(FakeRobot):
     """Has a camera whose pictures tell their number, in a buffer that it uses again."""
 
+    name, state_names, action_names = "two_joints", ("waist", "elbow"), ("waist", "elbow")
     buffer = np.zeros((33, 48, 3), np.uint8)
 
     def observe(self):
@@ -22,7 +23,7 @@ class Seeing(FakeRobot):
         return {**seen, "observation/front": self.buffer}
 
 
-def drive(folder, jpeg=None, episodes=2):
+def drive(folder, jpeg=90, episodes=2):
     clock = FakeClock()
     robot = Seeing(clock)
     server = FakeServer(clock, lambda m: np.linspace(0, 0.9, 20).reshape(10, 2), delay=0.15)
@@ -35,7 +36,7 @@ def drive(folder, jpeg=None, episodes=2):
 
 
 def test_each_tick_is_recorded_as_it_was(tmp_path):
-    robot, _ = drive(tmp_path)
+    robot, _ = drive(tmp_path, jpeg=None)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         *("episode_000000.npz", "episode_000001.npz")
     ]
@@ -71,13 +72,44 @@ def test_it_becomes_a_lerobot_dataset(tmp_path):
         np.testing.assert_array_equal(episode["action"], recorded["action"])
         np.testing.assert_array_equal(episode["mode"].ravel(), recorded["mode"])
     np.testing.assert_allclose(episode["delta_t"].ravel()[1:], 0.1, atol=1e-4)
+    assert dataset.robot_type == "two_joints"
+    assert dataset.features["observation.state"]["names"] == ["waist", "elbow"]
+    assert dataset.features["action"]["names"] == ["waist", "elbow"]
 
 
-def test_pictures_may_be_kept_as_jpeg(tmp_path):
-    drive(tmp_path, jpeg=95, episodes=1)
-    episode = read_robot_episode(tmp_path / "episode_000000.npz")
-    frames = episode.frames["observation.images.front"].astype(int)
+def test_pictures_are_jpeg_unless_their_pixels_are_asked_for(tmp_path):
+    drive(tmp_path, episodes=1)
+    path = tmp_path / "episode_000000.npz"
+    with np.load(path) as content:
+        cells = [content[n] for n in content.files if n.startswith("observation.images.")]
+    assert len(cells) == 21
+    assert {cell[:3] for cell in cells} == {b"\xff\xd8\xff"}
+    frames = read_robot_episode(path).frames["observation.images.front"].astype(int)
     assert np.abs(frames - (1 + np.arange(21))[:, None, None, None]).max() <= 2
+
+
+def test_the_bytes_of_finished_episodes_are_counted_and_depth_stays_exact(tmp_path):
+    depth = np.arange(64, dtype=np.uint16).reshape(8, 8, 1) * 100
+    with EpisodeRecorder(tmp_path) as recorder:
+        recorder.begin(10, "push")
+        recorder.add({"observation/depth": depth}, command(0), 0.0)
+        recorder.end()
+    path = tmp_path / "episode_000000.npz"
+    assert recorder.written == path.stat().st_size
+    with np.load(path) as content:
+        np.testing.assert_array_equal(content["observation.images.depth/000000"], depth)
+
+
+def test_episodes_of_several_robots_are_not_mixed(tmp_path, monkeypatch):
+    drive(tmp_path / "seen", episodes=1)
+    monkeypatch.setattr(Seeing, "state_names", ("elbow", "waist"))
+    drive(tmp_path / "seen", episodes=1)
+    with pytest.raises(ValueError, match=r"_000001\.npz: .*state: elbow, waist.* of others into"):
+        list(write_robot_dataset(tmp_path / "seen", tmp_path / "set"))
+    monkeypatch.setattr(Seeing, "state_names", ("elbow",))
+    drive(tmp_path / "less", episodes=1)
+    with pytest.raises(ValueError, match=r"observation\.state has 2 dims and 1 names"):
+        list(write_robot_dataset(tmp_path / "less", tmp_path / "set"))
 
 
 def test_another_prompt_begins_another_episode_and_old_ones_stay(tmp_path):

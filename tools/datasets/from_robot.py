@@ -5,7 +5,8 @@ Columns are kept as recorded, including ticks at which the robot was held or sto
 these ticks, and `delta_t` shows where the loop missed some.
 """
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,12 +36,15 @@ _KEPT = ("mode", "age")
 
 @dataclass(frozen=True)
 class RobotEpisode:
-    """An episode of T ticks: columns [T, n], frames by camera, its rate and its prompt."""
+    """An episode of T ticks: columns [T, n], frames by camera, its rate, prompt and robot (empty if
+    unknown), and names of the dims of some columns."""
 
     columns: Mapping[str, np.ndarray]
     frames: Mapping[str, UInt8[np.ndarray, "t h w 3"]]
     hz: float
     prompt: str
+    robot: str
+    names: Mapping[str, Sequence[str]]
 
 
 def read_robot_episode(file: Path) -> RobotEpisode:
@@ -71,6 +75,8 @@ def read_robot_episode(file: Path) -> RobotEpisode:
                 },
                 float(content["hz"]),
                 str(content["task"]),
+                str(content["robot"]) if "robot" in content else "",
+                _names(content, numbers),
             )
     except (OSError, ValueError, KeyError, BadZipFile) as error:
         sentence = f"cannot be read ({error}); is it an episode that EpisodeRecorder wrote?"
@@ -91,15 +97,15 @@ def write_robot_dataset(seen: Path, out: Path) -> Iterator[int]:
             "EpisodeRecorder wrote."
         )
     first = read_robot_episode(files[0])
-    features = features_of(first.columns, first.frames)
-    with DatasetWriter(out, fps=round(first.hz), features=features) as writer:
+    features, about = features_of(first.columns, first.frames, first.names), _about(first)
+    fps, robot = round(first.hz), first.robot or None
+    with DatasetWriter(out, fps=fps, features=features, robot_type=robot) as writer:
         for number, file in enumerate(files):
             episode = read_robot_episode(file)
-            if episode.hz != first.hz:
+            if (told := _about(episode)) != about:
                 raise ValueError(
-                    f"{file}: was recorded at {episode.hz:g} Hz, but {files[0].name} at "
-                    f"{first.hz:g}; a dataset has one rate, so put episodes of different rates "
-                    "into separate folders."
+                    f"{file}: was recorded {told}, but {files[0].name} {about}; a dataset has one "
+                    "rate and robot, so put episodes of others into separate folders."
                 )
             prompt = episode.prompt.strip() or "(no prompt)"
             writer.add_episode(episode.columns, episode.frames, prompt)
@@ -114,10 +120,28 @@ def from_robot_command(seen: SeenPath, out: OutPath) -> None:
         out: Folder to create.
     """
     total = len(list(seen.glob("episode_*.npz")))
+    size = sum(file.stat().st_size for file in seen.glob("episode_*.npz"))
     with in_a_line(writing=out), progress("Writing", "episodes") as report:
         for done in write_robot_dataset(seen, out):
             report(done, total)
-    say(Console(), f"{out}: {total} episodes.")
+    made = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
+    say(Console(), f"{out}: {total} episodes, {made / 1e6:.1f} MB (of {size / 1e6:.1f} MB).")
+
+
+def _names(content: Any, columns: Mapping[str, np.ndarray]) -> dict[str, list[str]]:
+    """Names of the dims of some columns, of which there are as many as dims."""
+    names: dict[str, list[str]] = json.loads(str(content["names"])) if "names" in content else {}
+    for name, dims in names.items():
+        if name in columns and len(dims) != columns[name].shape[1]:
+            raise ValueError(f"{name} has {columns[name].shape[1]} dims and {len(dims)} names")
+    return names
+
+
+def _about(episode: RobotEpisode) -> str:
+    """Rate, robot and names, which all episodes of a dataset share, in words."""
+    names = "; ".join(f"{name}: {', '.join(dims)}" for name, dims in episode.names.items())
+    robot = f" of robot '{episode.robot}'" * bool(episode.robot)
+    return f"at {episode.hz:g} Hz{robot}" + f" with {names}" * bool(names)
 
 
 def _picture(stored: Any) -> UInt8[np.ndarray, "_h _w 3"]:

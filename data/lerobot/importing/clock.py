@@ -60,14 +60,15 @@ def align(
                     f"{topic} is silent from {_seconds(first - begin)} s to "
                     f"{_seconds(last - begin)} s, longer than {silence:g} s"
                 )
-            silent.append((first, last + (gap == len(at))))
-    frames, messages = (end - start) * fps // SECOND, sum(map(len, times.values()))
-    if not silent and frames > most_frames(messages):
+            silent.append((first, last + int(gap == len(at))))
+    spans = list(_between(silent, start, end))
+    span, messages = sum(last - first for first, last in spans), sum(map(len, times.values()))
+    if (frames := span * fps // SECOND) > most_frames(messages):
         raise ValueError(
-            f"the times span {_seconds(end - start)} s, {frames} frames at {fps} fps, with only "
+            f"the times span {_seconds(span)} s, {frames} frames at {fps} fps, with only "
             f"{messages} messages"
         )
-    stretches = [_ticks(start, *span, fps) for span in _between(silent, start, end)]
+    stretches = [_ticks(start, *span, fps) for span in spans]
     found = [AlignedStretch(t, _last(times, t)) for t in stretches if len(t) > 1]
     if silent and found:
         kept = sum(int(one.ticks[-1] - one.ticks[0]) for one in found)

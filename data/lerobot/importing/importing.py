@@ -163,6 +163,7 @@ def import_dataset(
     ) as writer:
         before, units = list(writer.notes), list[Unit]()
         for number, file in enumerate(files):
+            report("Comparing" if before else "Reading", number, len(files))
             digest = digest_of([file, *kind.beside(file, layout)])
             place = Path(os.path.abspath(file))
             notes = _notes_of(before, place, digest, Path(out))

@@ -1,6 +1,7 @@
 """MCAP files, read by the mcap packages: messages of ROS 2 (CDR), protobuf and JSON."""
 
 import json
+import os
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -75,7 +76,7 @@ def require_chunks(path: Path) -> None:
     Raises:
       DatasetError: one unpacks to far more than a file of this size may ask for.
     """
-    zstandard, size = library("zstandard", "An MCAP file"), path.stat().st_size
+    size = path.stat().st_size
     with path.open("rb") as file:
         at = file.seek(_MAGIC)
         while len(head := file.read(_HEAD)) == _HEAD:
@@ -83,13 +84,38 @@ def require_chunks(path: Path) -> None:
             if head[0] == _CHUNK:
                 told = file.read(min(length, 128))
                 asked, name = struct.unpack_from("<16xQ4xI", told)
-                begin = struct.calcsize("<16xQ4xI") + name + 8
+                begin, place = struct.calcsize("<16xQ4xI") + name + 8, f"chunk at byte {at}"
+                require_budget(path, place, asked, size)
                 if told[begin - name - 8 : begin - 8] == b"zstd":
-                    asked = max(asked, zstandard.frame_content_size(told[begin:]))
-                require_budget(path, f"chunk at byte {at}", asked, size)
+                    file.seek(at + begin)
+                    require_frame(path, place, file, size)
             at = file.seek(at + length)
 
 
+def require_frame(
+    file: Path, place: str, packed: IO[bytes], size: int, *, on_disk: bool = False
+) -> None:
+    """Checks how much the frame of zstd that comes next in `packed` unpacks to: by its header or,
+    where that does not say, by unpacking it a piece at a time.
+
+    Raises:
+      DatasetError: far more than a file of `size` bytes may ask for.
+    """
+    zstandard = library("zstandard", "Compressed data")
+    head = packed.read(_FRAME)
+    count = zstandard.frame_content_size(head)
+    require_budget(file, place, count, size, on_disk=on_disk)
+    if count < 0:
+        packed.seek(-len(head), os.SEEK_CUR)
+        count, unpacker = 0, zstandard.ZstdDecompressor()
+        with unpacker.stream_reader(packed, closefd=False) as content:
+            while block := content.read(_PIECE):
+                count += len(block)
+                require_budget(file, place, count, size, on_disk=on_disk)
+
+
+_FRAME, _PIECE = 18, 1 << 20
+"""Most bytes of the header of a frame of zstd, and of a piece of its content."""
 _MAGIC, _HEAD, _CHUNK = 8, 9, 6
 """Bytes of the file's magic and of a record's opcode and length, and the opcode of a chunk."""
 

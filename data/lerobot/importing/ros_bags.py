@@ -6,6 +6,7 @@ order in the files is also read (rosbags/rosbag1/reader.py, rosbag2's tables).
 """
 
 import bz2
+import io
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -17,7 +18,7 @@ from typing import Any
 from data.errors import DatasetError, naming_damage
 from data.files.limits import most_bytes, require_budget, require_text
 from data.lerobot.importing.bags import BagMessage, bag_format
-from data.lerobot.importing.mcap_files import require_chunks, written_messages
+from data.lerobot.importing.mcap_files import require_chunks, require_frame, written_messages
 from data.lerobot.importing.recording import library
 
 METADATA = "metadata.yaml"
@@ -110,12 +111,11 @@ def _require_sizes(path: Path) -> None:
             require_chunks(file)
         elif file.suffix == ".zstd":
             with file.open("rb") as packed:
-                asked = zstandard.frame_content_size(packed.read(_FRAME))
-            require_budget(file, "file", asked, size, on_disk=True)
+                require_frame(file, "file", packed, size, on_disk=True)
         elif file.suffix == ".db3":
             with closing(_database(file)) as database:
-                for (head,) in database.execute(_HEADS, (zstandard.FRAME_HEADER,)):
-                    require_budget(file, "message", zstandard.frame_content_size(head), size)
+                for (content,) in database.execute(_PACKED, (zstandard.FRAME_HEADER,)):
+                    require_frame(file, "message", io.BytesIO(content), size)
 
 
 def _bound(path: Path, reader: Any) -> None:
@@ -137,9 +137,9 @@ def _database(file: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)
 
 
-_STORED, _FRAME = (".db3", ".mcap", ".zstd"), 18
-"""Suffixes of a bag's files, and the most bytes of the header of a frame of zstd."""
-_HEADS = f"select substr(data, 1, {_FRAME}) from messages where substr(data, 1, 4) = ?"
+_STORED = (".db3", ".mcap", ".zstd")
+"""Suffixes of a bag's files."""
+_PACKED = "select data from messages where substr(data, 1, 4) = ?"
 
 
 def _reading(path: Path) -> AbstractContextManager[None]:

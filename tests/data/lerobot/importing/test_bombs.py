@@ -32,7 +32,7 @@ from parallel.runs.atomic import replace_text
 from tests.helpers.data.aloha import write_aloha
 from tests.helpers.data.little_memory import little_memory
 
-HUGE = 3 << 30
+HUGE, SILENT = 3 << 30, 1 << 24
 TEXT = "/text"
 TOPIC = {
     "fps": 10,
@@ -42,11 +42,15 @@ TOPIC = {
 
 
 def packed(size):
-    """A frame of zstd that says that it holds so many bytes (RFC 8878, 3.1.1)."""
+    """A frame of zstd that says that it holds so many bytes (RFC 8878, 3.1.1), or, of 16 MB, does
+    hold them and does not say so."""
+    if size == SILENT:
+        packer = zstandard.ZstdCompressor(write_content_size=False).compressobj()
+        return packer.compress(bytes(size)) + packer.flush()
     return zstandard.FRAME_HEADER + b"\xe0" + size.to_bytes(8, "little") + bytes(9)
 
 
-def mcap(folder):
+def mcap(folder, size=HUGE):
     path = folder / "a.mcap"
     with path.open("wb") as file:
         writer = McapWriter(file, compression=CompressionType.ZSTD, chunk_size=1 << 30)
@@ -57,12 +61,12 @@ def mcap(folder):
         writer.finish()
     content = path.read_bytes()
     at = content.index(b"zstd") + 4  # of the first chunk: the records' length, and its header
-    length, bomb = int.from_bytes(content[at : at + 8], "little"), packed(HUGE)
+    length, bomb = int.from_bytes(content[at : at + 8], "little"), packed(size)
     head = at - 4 - 32  # after the opcode and length of the chunk
-    size = (head - 8, int.from_bytes(content[head - 8 : head], "little") - length + len(bomb))
+    grown = int.from_bytes(content[head - 8 : head], "little") - length + len(bomb)
     path.write_bytes(
-        content[: size[0]]
-        + size[1].to_bytes(8, "little")
+        content[: head - 8]
+        + grown.to_bytes(8, "little")
         + content[head:at]
         + len(bomb).to_bytes(8, "little")
         + bomb
@@ -86,11 +90,11 @@ def ros2(folder, mode=None):
     return path
 
 
-def ros2_messages(folder):
+def ros2_messages(folder, size=HUGE):
     path = ros2(folder, "MESSAGE")
     (file,) = path.glob("*.db3")
     database = sqlite3.connect(file)
-    database.execute("update messages set data = ? where id = 5", (packed(HUGE),))
+    database.execute("update messages set data = ? where id = 5", (packed(size),))
     database.commit()
     database.close()
     return path
@@ -179,6 +183,8 @@ BOMBS = {
     "message of a bag": (ros2_messages, TOPIC, r"message: unpacks to 3,221,225,472 bytes"),
     "file of a bag": (ros2_file, TOPIC, r"\.zstd, file: unpacks to 3,221,225,472 bytes"),
     "metadata.yaml": (ros2_yaml, TOPIC, r"metadata\.yaml, file: has .* bytes of text"),
+    "silent chunk": (lambda p: mcap(p, SILENT), TOPIC, r"chunk at byte \d+: unpacks to [\d,]+"),
+    "silent message": (lambda p: ros2_messages(p, SILENT), TOPIC, r"message: unpacks to [\d,]+"),
     "chunk of a ROS 1 bag": (ros1, TOPIC, r"a\.bag, chunk: unpacks to [\d,]+ bytes"),
     "chunk of zarr": (
         lambda p: pusht(p, data__img={"chunks": [12, 1 << 14, 1 << 14, 3]}),
@@ -251,8 +257,11 @@ def test_a_small_recording_that_asks_for_much_is_refused(tmp_path, monkeypatch, 
 
 def test_two_distant_times_do_not_make_a_billion_frames():
     far = {"a": np.array([0, 10**9 * SECOND], np.int64), "b": np.array([0, 5], np.int64)}
-    with pytest.raises(ValueError, match=r"span 1000000000.00 s, 30000000000 frames at 30 fps"):
+    with pytest.raises(ValueError, match=r"span 1000000000\.00 s, 30000000000 frames at 30 fps"):
         align(far, 30, 1e10, "refuse")
+    far = {"a": np.array([0, 10**9 * SECOND, 3 * 10**9 * SECOND], np.int64)}
+    with pytest.raises(ValueError, match=r"span 1000000000\.00 s"):
+        align(far, 30, 1.5e9, "cut")
     (hour,) = align({"a": np.arange(0, 3600 * SECOND, SECOND // 50)}, 50, 1.0, "refuse")
     assert len(hour.ticks) == 180_000
 
