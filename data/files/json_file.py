@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import DatasetError
+from models.files.lfs import pointer
 
 
 def read_json(path: Path, file: Path | str, remedy: str) -> Any:
@@ -18,6 +19,8 @@ def read_json(path: Path, file: Path | str, remedy: str) -> Any:
     Raises:
       DatasetError: the file is not JSON, or Python cannot read it.
     """
+    if told := pointer(path):
+        raise DatasetError(file, "file", told)
     try:
         return json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:

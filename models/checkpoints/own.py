@@ -180,7 +180,8 @@ def metadata(path: Path) -> dict[str, PyTree]:
       ValueError: the files that tell them are damaged.
     """
     state = path / "state"
-    for file in (state / "_METADATA", state / "_sharding", *state.glob("array_metadatas/*")):
+    read_object(state / "_METADATA")
+    for file in (*state.glob("_sharding"), *state.glob("array_metadatas/*")):
         read_object(file)
     with reading(state), context():
         return dict(ocp.checkpointables_metadata(path).metadata["state"])

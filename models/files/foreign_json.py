@@ -9,6 +9,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from models.files.lfs import pointer_in
+
 LARGEST_BYTES = 32 * 2**20
 """Limit of a file's size: PaliGemma's tokenizer.json has 17 MB, an index of 10,000 shards 10 MB."""
 
@@ -36,6 +38,8 @@ def parse_json(text: bytes, where: str) -> dict[str, Any]:
     """
     if len(text) > LARGEST_BYTES:
         raise ValueError(f"{where} has more than {LARGEST_BYTES} bytes of JSON; expected a few kB.")
+    if told := pointer_in(text):
+        raise ValueError(f"{where} {told}")
     try:
         value = json.loads(text, object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:

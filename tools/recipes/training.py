@@ -28,6 +28,7 @@ from models.checkpoints.remote import local
 from models.config import from_json, to_json
 from models.files.terminal import Console, say
 from models.flow import flow
+from models.formats import check_kind
 from models.inputs.tokenizer import SentencePiece
 from models.layers.pipeline import check_pipeline
 from models.load import begin_from, inspect_params, trained_preparation
@@ -157,7 +158,9 @@ def _run(
 ) -> TrainResult:
     out, (index, count) = paths.folder, row_share(mesh)
     if paths.init is not None:
-        paths = replace(paths, out=out, init=local(paths.init))  # one version of it throughout
+        paths = replace(
+            paths, out=out, init=local(paths.init, check=check_kind)
+        )  # one version of it throughout
     if (stages := mesh.shape["stage"]) > 1:
         pipeline, rows = config.model.compute.pipeline, config.rows.number
         at_once = rows // config.trainer.accumulation
