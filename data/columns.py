@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data.errors import DatasetError, MissingFileError, naming_damage
+from data.errors import DatasetError, MissingFileError, naming_damage, require_content
 from data.files.limits import most_bytes, most_values
 
 BOOKKEEPING: dict[str, dict[str, Any]] = {
@@ -63,6 +63,7 @@ def open_parquet(path: Path, file: Path | str | None = None) -> ParquetFile:
     file = file or path
     if not path.is_file():
         raise MissingFileError(file, "file", "is missing; copy or record the dataset again.")
+    require_content(path)
     with reading(file):
         opened = ParquetFile(path, page_checksum_verification=True)
         opened.file_bytes = path.stat().st_size

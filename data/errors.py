@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from models.files.lfs import pointer
+
 
 class DatasetError(ValueError):
     """A file of a dataset does not hold what it should; the message is one sentence, with the
@@ -23,6 +25,12 @@ class DatasetError(ValueError):
 
 class MissingFileError(DatasetError, FileNotFoundError):
     """A file that the dataset's metadata promises is not there."""
+
+
+def require_content(file: Path) -> None:
+    """Raises DatasetError if a file is only git-LFS's pointer to its content."""
+    if told := pointer(file):
+        raise DatasetError(file, "file", told)
 
 
 Severity = Literal["error", "warning"]
@@ -81,6 +89,8 @@ def naming_damage(
     except Exception as raised:
         if isinstance(raised, (DatasetError, *kept)) or not isinstance(raised, caught):
             raise
+        if isinstance(file, Path) and file.is_file():
+            require_content(file)
         raise DatasetError(file, field, sentence.format(reason=first_line(raised))) from None
 
 

@@ -54,7 +54,9 @@ class CheckpointFormat:
     the policy was trained, for a config to train on: its robots are placeholders, its tokenizer may
     be missing, and nothing is asked. `statistics`: readers of the scales in a folder, by robot, ""
     for one without a name; none where the folder has none. `write` puts a Policy into a new folder.
-    `general`: it recognises files of others too, and is tried last.
+    `general`: it recognises files of others too, and is tried last. `kinds`: names of its policies
+    in config.json (`type` of LeRobot, `model_type` of transformers); files of other names are
+    refused before weights are asked for.
     """
 
     name: str
@@ -67,6 +69,7 @@ class CheckpointFormat:
     statistics: Callable[[Path], Mapping[str, ReadScales]] = lambda folder: {}
     write: Callable[[Any, Path], None] | None = None
     general: bool = False
+    kinds: tuple[str, ...] = ()
 
     @property
     def asks(self) -> tuple[str, ...]:
@@ -88,6 +91,20 @@ def formats() -> tuple[CheckpointFormat, ...]:
     """All formats, in the order in which they are tried: the last registered first."""
     shipped = [known for module in built_in.FORMATS for known in import_module(module).FORMATS]
     return (*reversed(_own.values()), *sorted(shipped, key=lambda known: known.general))
+
+
+def check_kind(values: Mapping[str, Any], where: str) -> None:
+    """Raises ValueError if no format reads the kind of policy that a config.json, `where`, names;
+    with a format of the user's own that lists no `kinds`, none is refused."""
+    kind = values.get("type", values.get("model_type"))
+    known = [name for each in formats() for name in each.kinds]
+    if kind is None or kind in known or any(not own.kinds for own in _own.values()):
+        return
+    raise ValueError(
+        f"{where} describes a policy of type {str(kind)[:80]!r}, expected one of "
+        f"{', '.join(dict.fromkeys(known))}; to read another, name a file that registers its "
+        "CheckpointFormat with --family (docs/own_model.md)."
+    )
 
 
 def find_format(path: Path) -> CheckpointFormat | None:

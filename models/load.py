@@ -18,11 +18,12 @@ from jax.sharding import Mesh
 
 from models.checkpoints import own
 from models.checkpoints.load import read
-from models.checkpoints.remote import local
+from models.checkpoints.remote import CONFIG, local, refuse_adapter
 from models.config import from_json, model_config
+from models.files.foreign_json import read_json
 from models.files.terminal import logger
 from models.flow.flow import Solver
-from models.formats import CheckpointInfo, find_format
+from models.formats import CheckpointInfo, check_kind, find_format
 from models.inputs.bpe import ByteBpe
 from models.inputs.camera_names import with_names
 from models.inputs.embodiment import MODEL_UNITS, Embodiment
@@ -108,7 +109,7 @@ def load_policy(
         raise ValueError("Layers are kept apart on one device only; leave out `apart` or `mesh`.")
     if euler_steps is not None and euler_steps < 1:
         raise ValueError(f"euler_steps is {euler_steps}; the sampler needs at least one step.")
-    path = local(path)
+    path = local(path, check=check_kind)
     found = inspect_checkpoint(path, cameras=cameras, robot=robot, **options)
     config, processor = found.config, found.processor
     if tokenizer is not None and processor is not None:
@@ -154,7 +155,7 @@ def load_params(
     Raises:
       FileNotFoundError, ValueError: as `load_policy`.
     """
-    path = local(path)
+    path = local(path, check=check_kind)
     found = inspect_params(path) if found is None else found
     turned: dict[str, Any] = {}
     if not found.config.compute.quantized:
@@ -177,7 +178,7 @@ def begin_from(path: Path, model: Model, like: PyTree, seed: int) -> PyTree:
       FileNotFoundError, ValueError: as `load_policy`; the checkpoint is of another model, or its
         adapters have another rank or alpha.
     """
-    path = local(path)
+    path = local(path, check=check_kind)
     found = inspect_params(path)
     _check_bits(path, found.config, model.config)
     if found.source is None:
@@ -230,7 +231,7 @@ def inspect_checkpoint(
     Raises:
       FileNotFoundError, ValueError: as `load_policy`.
     """
-    path = local(path)
+    path = local(path, check=check_kind)
     found = inspect_params(path)
     asks = () if found.format is None else found.format.asks
     given = {n: x for n, x in {**options, "robot": robot}.items() if x is not None}
@@ -262,11 +263,17 @@ def inspect_params(path: Path) -> CheckpointInfo:
       FileNotFoundError: there is no checkpoint.
       ValueError: it is damaged, or of no known format.
     """
-    path = local(path)
+    path = local(path, check=check_kind)
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; give a checkpoint's directory or file.")
     if own.is_own(path):
         return _from_own(own.find(path))
+    folder = path if path.is_dir() else path.parent
+    if (file := folder / CONFIG).is_file():
+        check_kind(read_json(file), str(file))
+    refuse_adapter(
+        str(folder), [x.name for x in folder.iterdir()] if path.is_dir() else [path.name]
+    )
     known = find_format(path)
     return _from_own(own.find(path)) if known is None else known.inspect(path)
 

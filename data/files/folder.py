@@ -21,7 +21,7 @@ import huggingface_hub
 from fsspec.utils import glob_translate
 from huggingface_hub import errors as hub_errors
 
-from data.errors import DatasetError, MissingFileError, short
+from data.errors import DatasetError, MissingFileError, require_content, short
 from data.files.names import file_within
 from models.files.address import parse
 from models.files.bucket import VERSION_KEYS, file_system
@@ -120,6 +120,7 @@ class LocalFolder:
         path = self.root / _inside(self.url, name)
         if not path.is_file():
             raise _missing(path)
+        require_content(path)
         return path
 
     def put(self, path: Path, name: str) -> None:
@@ -221,6 +222,7 @@ class BucketFolder:
     def local(self, name: str) -> Path:
         if name not in self._fetched:
             self._fetched[name] = self.fetch(name)
+            require_content(self._fetched[name])
         return self._fetched[name]
 
     def put(self, path: Path, name: str) -> None:

@@ -1,12 +1,13 @@
 """Reads JSON of a dataset, which may hold anything: a million nested levels, a number of 5,000
 digits, bytes that are not text."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from data.errors import DatasetError
 from data.files.limits import MOST_JSON, require_text
+from models.files.foreign_json import loads
+from models.files.lfs import pointer
 
 
 def read_json(path: Path, file: Path | str, remedy: str) -> Any:
@@ -21,9 +22,11 @@ def read_json(path: Path, file: Path | str, remedy: str) -> Any:
     """
     if isinstance(path, Path):
         require_text(file, "file", path.stat().st_size, MOST_JSON)
+    if told := pointer(path):
+        raise DatasetError(file, "file", told)
     try:
-        return json.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:
+        return loads(path.read_text("utf-8"))
+    except ValueError as error:
         reason = str(error).partition(";")[0]  # what follows is advice to programmers
         raise DatasetError(file, "file", f"is not valid JSON ({reason}); {remedy}.") from None
 

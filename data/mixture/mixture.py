@@ -4,7 +4,6 @@ Users write a `Mixture` in JSON, TOML or Python; `resolve` finds mistakes in it 
 before any frame is read. `data.mixture.mixed` opens it.
 """
 
-import json
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,7 @@ from data.packing.curriculum import Weight, stages, wrong_weight
 from models import Scaling
 from models.config import from_json
 from models.files.address import parse
+from models.files.foreign_json import loads
 
 _PREFIX = "observation.images."
 
@@ -125,8 +125,8 @@ def read_mixture(data: str | Path, consent: Consent = remembered) -> Mixture:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; give a mixture or a dataset's folder.")
     try:
-        value = (json.loads if path.suffix == ".json" else tomllib.loads)(path.read_text())
-    except (json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
+        value = (loads if path.suffix == ".json" else tomllib.loads)(path.read_text())
+    except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{path}: is not valid {path.suffix[1:].upper()} ({error}); fix it."
         ) from None

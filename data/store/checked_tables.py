@@ -6,7 +6,6 @@ episodes, and JSON may hold anything.
 """
 
 import io
-import json
 import math
 import re
 import zipfile
@@ -21,6 +20,7 @@ from data.dataset import Prompts, Runs, Subtasks
 from data.errors import DatasetError, short
 from data.files.limits import MOST_FRAMES
 from data.statistics.stats import STATISTICS, Stats
+from models.files.foreign_json import loads
 
 RUNS = tuple(f"run_{field}" for field in Runs._fields)
 """Names of the arrays that store `Runs`."""
@@ -127,8 +127,8 @@ def read_json(content: bytes, file: Path | str) -> Any:
       DatasetError: it is not JSON, or not JSON that Python accepts.
     """
     try:
-        return json.loads(content)
-    except (ValueError, RecursionError) as error:
+        return loads(content)
+    except ValueError as error:
         raise damaged(file, "file", f"is not valid JSON ({short(str(error))})") from None
 
 

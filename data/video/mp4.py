@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import av
 from av.container import InputContainer
 
-from data.errors import DatasetError
+from data.errors import DatasetError, require_content
 
 _CONTAINERS = (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"moof", b"traf")
 _COUNT_AT = {b"stsz": 8, b"stz2": 8, b"trun": 4}
@@ -32,6 +32,7 @@ def open_video(path: Path) -> InputContainer:
       DatasetError: as `require_index_fits`.
       av.error.FFmpegError: FFmpeg cannot open it.
     """
+    require_content(path)
     require_index_fits(path)
     return av.open(str(path), **_LENIENT)
 

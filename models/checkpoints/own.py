@@ -21,6 +21,7 @@ from orbax.checkpoint import v1 as ocp
 from models.checkpoints import digests
 from models.checkpoints.declared import check_declared
 from models.checkpoints.remote import local
+from models.checkpoints.sources import require_opened
 from models.files.address import whole
 from models.files.foreign_json import read_json as read_object
 from models.layers.float8.fp8 import HISTORY_LEAF
@@ -181,8 +182,10 @@ def metadata(path: Path) -> dict[str, PyTree]:
       ValueError: the files that tell them are damaged.
     """
     state = path / "state"
-    for file in (state / "_METADATA", state / "_sharding", *state.glob("array_metadatas/*")):
+    read_object(state / "_METADATA")
+    for file in (*state.glob("_sharding"), *state.glob("array_metadatas/*")):
         read_object(file)
+    require_opened(state)
     with reading(state), context():
         return dict(ocp.checkpointables_metadata(path).metadata["state"])
 

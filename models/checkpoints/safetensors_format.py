@@ -18,6 +18,7 @@ import numpy as np
 from models.checkpoints.rename import Shape
 from models.checkpoints.transpose import copy_into
 from models.files.foreign_json import LARGEST_BYTES, parse_json
+from models.files.lfs import refuse_pointer
 
 _DTYPES: dict[str, np.dtype] = {
     "F64": np.dtype(np.float64),
@@ -54,6 +55,7 @@ def map_file(file: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """
     if not file.is_file():
         raise FileNotFoundError(f"{file} does not exist; the checkpoint is incomplete.")
+    refuse_pointer(file)
     raw = np.memmap(file, np.uint8, "r") if file.stat().st_size else np.zeros(0, np.uint8)
     begin = _LENGTH + int.from_bytes(raw[:_LENGTH].tobytes(), "little")
     if len(raw) < begin or len(raw) < _LENGTH:

@@ -91,6 +91,12 @@ def open_orbax(path: Path) -> CheckpointSource:
     return CheckpointSource(str(path), _open_all(directory, specs, context))
 
 
+def require_opened(directory: Path) -> None:
+    """Raises ValueError unless every array of an Orbax directory can be opened, so that the files
+    that list and describe them are whole. Orbax itself leaves threads behind when it fails."""
+    _open_all(directory, _zarr_specs(directory), ts.Context())
+
+
 def open_safetensors(path: Path) -> CheckpointSource:
     """The arrays of a safetensors file, of the shards that a `.safetensors.index.json` names, or of
     a directory that holds either (`model.safetensors`).

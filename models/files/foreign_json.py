@@ -6,11 +6,19 @@ has these.
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+from models.files.lfs import pointer_in
+
 LARGEST_BYTES = 32 * 2**20
 """Limit of a file's size: PaliGemma's tokenizer.json has 17 MB, an index of 10,000 shards 10 MB."""
+
+DEEPEST = 100
+"""Limit of nested levels; files of the field have ten."""
+_STRINGS = re.compile(rb'"(?:[^"\\]+|\\.?)*+"?', re.DOTALL)
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -36,14 +44,29 @@ def parse_json(text: bytes, where: str) -> dict[str, Any]:
     """
     if len(text) > LARGEST_BYTES:
         raise ValueError(f"{where} has more than {LARGEST_BYTES} bytes of JSON; expected a few kB.")
+    if told := pointer_in(text):
+        raise ValueError(f"{where} {told}")
     try:
-        value = json.loads(text, object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        why = "nested too deep" if isinstance(error, RecursionError) else str(error)[:200]
+        value = loads(text, object_pairs_hook=_unique)
+    except ValueError as error:
+        why = str(error)[:200]
         raise ValueError(f"{where}: not JSON ({why}); copy or download it again.") from error
     if not isinstance(value, dict):
         raise ValueError(f"{where} holds a {type(value).__name__}; expected a JSON object.")
     return value
+
+
+def loads(text: bytes | str, **how: Any) -> Any:
+    """`json.loads` of what others wrote: ValueError also where it is nested so deep that a parser,
+    or whoever goes through its value, reaches the recursion limit."""
+    text = text.encode() if isinstance(text, str) else text
+    depth = 0
+    if text.count(b"[") + text.count(b"{") > DEEPEST:
+        for bracket in _STRINGS.sub(b"", text).translate(None, _NO_BRACKETS):
+            depth += 1 if bracket in b"[{" else -1
+            if depth > DEEPEST:
+                raise ValueError(f"it is nested too deep, beyond {DEEPEST} levels")
+    return json.loads(text, **how)
 
 
 def section(values: dict[str, Any], name: str, where: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import glob
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote
@@ -56,9 +57,17 @@ class HubPlace:
         return cls(f"{owner}/{name}", unquote(revision) or "main", folder.strip("/"), kind)
 
 
-def fetch_model(url: str, choose: Callable[[Mapping[str, int]], list[str]]) -> Path:
+def fetch_model(
+    url: str,
+    choose: Callable[[Mapping[str, int]], list[str]],
+    first: tuple[str, Callable[[Path], None]] | None = None,
+) -> Path:
     """Downloads the files that `choose` takes from {name: bytes} under a URL, and returns their
     folder; if the URL is that of a file, returns the file. Cached files are not downloaded again.
+
+    Args:
+      first: name of a file that is downloaded before the others, if it is among them, and a
+        function that is called with it then and may raise.
 
     Raises:
       FileNotFoundError: no such repository, revision or folder, or the hub cannot be reached and
@@ -77,11 +86,10 @@ def fetch_model(url: str, choose: Callable[[Mapping[str, int]], list[str]]) -> P
         for name in inside:
             check_name(f"A file of {url}", name, nested=True)
         names = [place.folder] if single else [within + name for name in choose(inside)]
-        snapshot = huggingface_hub.snapshot_download(
-            place.repository,
-            revision=revision,
-            allow_patterns=[glob.escape(name) for name in names],
-        )
+        fetch = partial(huggingface_hub.snapshot_download, place.repository, revision=revision)
+        if first is not None and not single and (early := within + first[0]) in names:
+            first[1](Path(fetch(allow_patterns=[glob.escape(early)])) / early)
+        snapshot = fetch(allow_patterns=[glob.escape(name) for name in names])
     return Path(snapshot) / place.folder
 
 

@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Core
 
 from models.files.foreign_json import read_json, section
+from models.files.lfs import refuse_pointer
 from models.inputs.tokenizer import TextTokenizer
 
 _LARGEST = 64 * 2**20
@@ -46,6 +47,9 @@ class ByteBpe(TextTokenizer, kind="byte_bpe"):
         if not path.exists():
             raise FileNotFoundError(f"{path}: no such tokenizer file or folder.")
         file = path / _FILES[0] if path.is_dir() else path
+        for each in path.iterdir() if path.is_dir() else (path,):
+            if each.is_file():
+                refuse_pointer(each)
         try:
             core = _whole(file) if file.is_file() else _from_vocabulary(path)
             text = core.to_str().encode()

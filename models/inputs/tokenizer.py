@@ -21,6 +21,7 @@ import numpy as np
 from jaxtyping import Int
 from sentencepiece import SentencePieceProcessor
 
+from models.files.lfs import refuse_pointer
 from models.inputs.parts import InputPart
 
 PAD, BOS = 0, 1
@@ -146,6 +147,7 @@ class SentencePiece(TextTokenizer, kind="sentencepiece"):
         """
         if not Path(path).is_file():
             raise FileNotFoundError(f"{path}: no such tokenizer file.")
+        refuse_pointer(Path(path))
         if (size := Path(path).stat().st_size) > _LARGEST_MODEL:
             raise ValueError(
                 f"{path} has {size} bytes; a SentencePiece model has at most {_LARGEST_MODEL}."

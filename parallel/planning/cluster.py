@@ -5,13 +5,13 @@ Figures are the vendors' dense peaks and bandwidths in one direction (sources be
 shares of them that programs reach are separate fields, so that measured shares can replace them.
 """
 
-import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from models.config import from_json
 from models.files.bounds import check_positive
+from models.files.foreign_json import loads
 from parallel.planning.reliability import LLAMA3_FAILURES
 
 GIGA = 1e9
@@ -176,7 +176,7 @@ def read_cluster(path: str | Path) -> Cluster:
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path}: no such file; --cluster takes a JSON file of a cluster.")
     try:
-        value = json.loads(Path(path).read_text())
+        value = loads(Path(path).read_text())
     except ValueError as error:
         raise ValueError(
             f"{path} is not JSON ({error}); --cluster takes a JSON file of a cluster."

@@ -135,7 +135,6 @@ def flipped(content: bytes) -> bytes:
     [
         "config/data.json",
         "state/_METADATA",
-        "state/_sharding",
         "state/d/*",
         "state/manifest.ocdbt",
     ],

@@ -17,7 +17,7 @@ import simplejpeg
 import tyro
 from jaxtyping import UInt8
 
-from data.errors import DatasetError
+from data.errors import DatasetError, require_content
 from data.lerobot.recording import features_of
 from data.lerobot.writer import DatasetWriter
 from data.statistics.difference import DELTA_T
@@ -53,6 +53,7 @@ def read_robot_episode(file: Path) -> RobotEpisode:
     Raises:
       DatasetError: the file is damaged or something else; the message names it and the problem.
     """
+    require_content(file)
     try:
         with np.load(file) as content:
             pictures: dict[str, list[str]] = {}

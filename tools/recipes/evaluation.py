@@ -23,6 +23,7 @@ from models.files.address import parse
 from models.files.own_file import run_file
 from models.files.terminal import Console, say
 from models.flow.realtime_chunking import Chunking
+from models.formats import check_kind
 from parallel.hosts import exits
 from parallel.monitor.metrics import read_metrics
 from parallel.runs.atomic import replace_text
@@ -118,7 +119,8 @@ def run(config: EvaluateConfig, console: Console) -> dict[str, Evaluation]:
             remote = RemotePolicy(str(config.policy), token, cameras)
             acting = _Acting.behind(opened.enter_context(remote), console)
         else:
-            acting = _Acting.of(at := local(config.checkpoint), _load(at, config))
+            at = local(config.checkpoint, check=check_kind)
+            acting = _Acting.of(at, _load(at, config))
         return _evaluated(config, acting, suite, console)
 
 
@@ -133,7 +135,7 @@ def _evaluated(
     wanted = [replace(condition, loaded=loaded) for condition in usual]
     if config.compare is not None:
         options = replace(options, cameras=() if of_server else cameras)
-        at = local(config.compare)
+        at = local(config.compare, check=check_kind)
         other = _load(at, replace(config, options=options))
         of_other = given_options(options, dtype)
         wanted.append(Condition("compared", other, checkpoint=_identity(at), loaded=of_other))

@@ -31,6 +31,7 @@ from models.files.address import parse
 from models.files.bounds import check_positive
 from models.files.terminal import Console, say
 from models.flow import flow
+from models.formats import check_kind
 from models.inputs.tokenizer import SentencePiece
 from models.layers.pipeline import check_pipeline
 from models.load import begin_from, inspect_params, trained_preparation
@@ -167,7 +168,9 @@ def _run(
 ) -> TrainResult:
     out, (index, count) = paths.folder, row_share(mesh)
     if paths.init is not None:
-        paths = replace(paths, out=out, init=local(paths.init))  # one version of it throughout
+        paths = replace(
+            paths, out=out, init=local(paths.init, check=check_kind)
+        )  # one version of it throughout
     if (stages := mesh.shape["stage"]) > 1:
         pipeline, rows = config.model.compute.pipeline, config.rows.number
         at_once = rows // config.trainer.accumulation

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data.columns import BOOKKEEPING
-from data.errors import DatasetError
+from data.errors import DatasetError, require_content
 from data.files.checksums import digest_of
 from data.files.job import Done, run_job
 from data.files.partial import require_apart
@@ -233,6 +233,10 @@ def find_recordings(paths: Sequence[str | Path]) -> tuple[RecordingFormat, list[
                 "(features.json)."
             )
         found |= here
+    for path in found:
+        for file in path.iterdir() if path.is_dir() else (path,):
+            if file.is_file():
+                require_content(file)
     kinds = {kind.name: path for path, kind in found.items()}
     if len(kinds) > 1:
         said = ", ".join(f"{path} ({name})" for name, path in kinds.items())

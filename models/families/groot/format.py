@@ -82,6 +82,7 @@ GROOT = CheckpointFormat(
     GrootOptions,
     _statistics,
     checkpoint.write,
+    kinds=("groot", "gr00t_n1_5"),
 )
 LEROBOT = CheckpointFormat(
     "lerobot",

@@ -107,5 +107,6 @@ LEROBOT = CheckpointFormat(
     _lerobot_statistics,
     export.write_lerobot,
     general=True,
+    kinds=("pi0", "pi05", "pi0_fast"),
 )
 FORMATS = (LEROBOT, OPENPI)

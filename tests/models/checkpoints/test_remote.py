@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from huggingface_hub import constants
+from safetensors.numpy import save_file
 
 from models import Policy, load_policy
 from models.checkpoints import own
@@ -106,6 +107,48 @@ def test_a_released_checkpoint_is_known_by_the_name_of_its_repository_or_folder(
         assert not (place / "optimizer.pt").exists()
     hub.add("models/org/small", files)
     assert load_policy("hf://org/small", **TOLD["pi05"]).model.config.horizon == 6
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"config.json": b'{"type": "act"}'}, "policy of type 'act', expected one of"),
+        ({"config.json": b'{"model_type": "qwen2"}'}, "policy of type 'qwen2', expected one of"),
+        ({"config.json": b"[" * 10_000}, "nested too deep"),
+        ({"adapter_config.json": b"{}"}, "holds only an adapter of PEFT"),
+    ],
+)
+def test_a_policy_that_is_not_read_is_told_before_its_weights_are_downloaded(
+    hub, memory, files, message
+):
+    weights = "adapter_model" if "adapter_config.json" in files else "model"
+    files = files | {f"{weights}.safetensors": b"x" * 1000}
+    hub.add("models/org/other", files)
+    memory.pipe({f"/bucket/other/{name}": content for name, content in files.items()})
+    for url in ("hf://org/other", "memory://bucket/other"):
+        with pytest.raises(ValueError, match=message) as refused:
+            load_policy(url)
+        assert url in str(refused.value) or "config.json" in str(refused.value)
+    fetched = [line for line in hub.requests if "/resolve/" in line]
+    assert not any("safetensors" in line for line in fetched)
+
+
+@pytest.mark.parametrize("given", ["", "adapter_model.safetensors"])
+def test_a_folder_that_holds_only_an_adapter_is_told_as_such(tmp_path, given):
+    """As LeRobot leaves it after fine-tuning with PEFT, with the whole policy's processor."""
+    (tmp_path / "config.json").write_text('{"type": "pi0", "chunk_size": 5, "use_peft": true}')
+    for name in ("adapter_config.json", "policy_preprocessor.json"):
+        (tmp_path / name).write_text("{}")
+    for name in ("adapter_model", "policy_preprocessor_step_5_normalizer_processor"):
+        save_file({"w": np.zeros(1, np.float32)}, tmp_path / f"{name}.safetensors")
+    with pytest.raises(ValueError, match=r"only an adapter of PEFT .*merge_and_unload\(\)"):
+        load_policy(tmp_path / given)
+
+
+def test_a_type_that_is_not_read_is_told_where_weights_are_missing(tmp_path):
+    (tmp_path / "config.json").write_text('{"type": "smolvla"}')
+    with pytest.raises(ValueError, match="policy of type 'smolvla', expected one of"):
+        load_policy(tmp_path)
 
 
 def test_a_file_is_fetched_alone(memory, hub):
