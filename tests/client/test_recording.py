@@ -1,5 +1,6 @@
 """A recording holds each tick as it was, becomes a LeRobot dataset, and never holds up a robot."""
 
+import os
 import threading
 
 import numpy as np
@@ -171,6 +172,11 @@ def test_what_is_no_recording_is_named(tmp_path):
     (tmp_path / "episode_000000.npz").write_bytes(b"PK\x03\x04 and no more")
     with pytest.raises(ValueError, match=r"episode_000000\.npz.*cannot be read"):
         list(write_robot_dataset(tmp_path, tmp_path / "set"))
+    (tmp_path / "episode_000000.npz").unlink()
+    os.mkfifo(tmp_path / "episode_000000.npz")
+    with pytest.raises(ValueError, match=r"episode_000000\.npz, episode: is a pipe, device or"):
+        list(write_robot_dataset(tmp_path, tmp_path / "set"))
+    (tmp_path / "episode_000000.npz").unlink()
     np.savez(tmp_path / "episode_000000.npz", action=np.zeros((3, 2)))
     with pytest.raises(ValueError, match=r"episode_000000\.npz.*mode"):
         list(write_robot_dataset(tmp_path, tmp_path / "set"))

@@ -53,6 +53,8 @@ def read_robot_episode(file: Path) -> RobotEpisode:
     Raises:
       DatasetError: the file is damaged or something else; the message names it and the problem.
     """
+    if not file.is_file():
+        raise DatasetError(file, "episode", "is a pipe, device or broken link; copy it again.")
     require_content(file)
     try:
         with np.load(file) as content:
@@ -91,7 +93,7 @@ def write_robot_dataset(seen: Path, out: Path) -> Iterator[int]:
       FileNotFoundError: there are none.
       ValueError: `out` exists, or an episode does not fit the first.
     """
-    files = [file for file in sorted(seen.glob("episode_*.npz")) if file.is_file()]
+    files = sorted(seen.glob("episode_*.npz"))
     if not files:
         raise FileNotFoundError(
             f"{seen}: has no episode_*.npz files; give a folder that chiliad-client's "
