@@ -7,11 +7,12 @@ holds a thread of the pool; with only one thread per core, other computations be
 """
 
 import os
+import signal
 import sys
 from importlib.machinery import PathFinder
 from importlib.metadata import version
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 
 from tools.command_line.help import asks_for_help, join_lines, leave_out_what_computes
 
@@ -36,8 +37,14 @@ def _end(kind: type[BaseException], error: BaseException, trace: TracebackType |
         sys.__excepthook__(kind, error, trace)
 
 
-if sys.argv[0] == "-m":  # while the command's module is imported, Ctrl-C is reported in a word
+def _stop(number: int, frame: FrameType | None) -> None:
+    print("Stopped by SIGTERM.", file=sys.stderr)
+    sys.exit(75)  # parallel.hosts.exits.UNFINISHED
+
+
+if sys.argv[0] == "-m":  # while the command's module is imported, signals are reported in a word
     sys.excepthook = _end
+    signal.signal(signal.SIGTERM, _stop)
 
 
 def _refuse_shadows() -> None:
@@ -58,6 +65,6 @@ def _refuse_shadows() -> None:
 _refuse_shadows()
 join_lines()
 
-_NAMED = sys.argv[0] == "-m" and sys.orig_argv[-len(sys.argv)].startswith("tools.")
+_NAMED = sys.argv[0] == "-m" and sys.orig_argv[-len(sys.argv) :][0].startswith("tools.")
 if _NAMED and asks_for_help(sys.argv[1:]):
     leave_out_what_computes()

@@ -62,6 +62,7 @@ def main() -> None:
     """Command line."""
     try:
         paths, config, process = parse(sys.argv[1:])
+        folder = paths.folder
         start(process.coordinator, process.num_processes, process.process_id)
     except (ValueError, FileNotFoundError) as error:
         print(harmless(f"error: {error}"), file=sys.stderr)
@@ -69,15 +70,15 @@ def main() -> None:
     except KeyboardInterrupt:
         print("Interrupted while starting.", file=sys.stderr)
         sys.exit(exits.INTERRUPTED)
-    with Watchdog(paths.folder, process.stall_seconds), leave_at_once():
-        inject.arm(process.inject, paths.folder)
+    with Watchdog(folder, process.stall_seconds), leave_at_once():
+        inject.arm(process.inject, folder)
         result = run(paths, config)
     if result.finished and host_index() == 0:
-        at, suite = paths.folder, config.closed_loop.suite
+        suite = config.closed_loop.suite
         on = ("--suite", suite) if suite else ("--data", paths.data)
-        out = at / ("evaluation" if suite else "open_loop")
+        out = folder / ("evaluation" if suite else "open_loop")
         say(Console(), summary(paths, result))
-        say(Console(), following("evaluate", "--checkpoint", at, *on, "--out", out))
+        say(Console(), following("evaluate", "--checkpoint", folder, *on, "--out", out))
     sys.exit(result.exit_code)
 
 

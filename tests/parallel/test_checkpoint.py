@@ -1,4 +1,7 @@
+from pathlib import Path
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -40,6 +43,15 @@ def test_state_comes_back_whole_in_the_shardings_asked_for(tmp_path):
     assert own.read_json(tmp_path, "position") == {"next": 1}
     assert own.read_json(tmp_path, "config") == {"model": "toy"}
     assert own.read_json(tmp_path, "assets") == {"words": ["a"]}
+
+
+def test_a_path_with_dots_saves_and_loads(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with checkpoint.CheckpointWriter(Path("../run/checkpoints"), {}, {}) as writer:
+        writer.save(3, {"ema": {"w": jnp.arange(4.0)}}, {})
+    for place in (Path("../run"), Path("../here/../run/checkpoints/3"), tmp_path / "run"):
+        np.testing.assert_array_equal(own.restore_params(place)["w"], np.arange(4.0))
 
 
 def test_a_save_under_way_does_not_see_later_steps(tmp_path):

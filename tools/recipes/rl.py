@@ -104,7 +104,7 @@ def run(
       ValueError, FileNotFoundError: something does not fit; nothing has been written then.
     """
     note("preparing")
-    from_json(RlConfig, to_json(config))  # refuses what is no number
+    from_json(RlConfig, json.loads(json.dumps(to_json(config))))  # refuses what is no number
     check_trackers(paths.track)
     resume: Resume = paths.resume or ("auto" if restarts() else False)
     size = f"an update takes {config.learner.micro} decisions at a time"

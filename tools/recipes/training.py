@@ -4,6 +4,7 @@ episodes.
 Call `run` from a notebook or a script; `python -m tools.train` is its command line.
 """
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, is_dataclass, replace
@@ -153,7 +154,7 @@ def run(paths: Paths, config: RunConfig, console: Console | None = None) -> Trai
       ValueError, FileNotFoundError: something does not fit; nothing has been written then.
     """
     note("preparing")
-    from_json(RunConfig, to_json(config))  # refuses what is no number
+    from_json(RunConfig, json.loads(json.dumps(to_json(config))))  # refuses what is no number
     console = console or Console(quiet=host_index() != 0)
     out, mesh = paths.folder, make_mesh(config.mesh)
     resume: Resume = paths.resume or ("auto" if restarts() else False)

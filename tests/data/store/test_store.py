@@ -15,6 +15,7 @@ from data.store import convert, tables
 from data.store.store import build_store, cached_store, open_store, verify
 from models.inputs.pictures import picture_fit, resize_with_pad
 from tests.helpers.data.recording import FRONT, LENGTHS, TASKS, WRIST, make_episode, write
+from tests.helpers.data.stores import ROWS, pictures
 
 FRAMES = sum(LENGTHS)
 
@@ -31,6 +32,15 @@ def jpeg(recorded, tmp_path_factory):
     dataset = open_dataset(recorded)
     convert.convert(dataset, folder, convert.Settings(32, "jpeg", shard_frames=20))
     return open_store(folder.root)
+
+
+def test_a_store_is_made_and_read_at_a_path_with_dots(jpeg, recorded, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    made = build_store(open_dataset(recorded), "../s", 32)
+    for store in (made, open_store("../here/../s"), open_store(tmp_path / "s")):
+        assert pictures(store, ROWS, FRONT).tolist() == pictures(jpeg, ROWS, FRONT).tolist()
+        assert store.column(STATE, ROWS).tolist() == jpeg.column(STATE, ROWS).tolist()
 
 
 @pytest.fixture

@@ -146,7 +146,11 @@ def test_commands_that_cannot_write_their_folder_say_so_in_one_line(dataset, tmp
     assert "Traceback" not in done.stderr
 
 
-def test_ctrl_c_while_a_command_imports_is_one_line():
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [(signal.SIGINT, -signal.SIGINT, "Interrupted."), (signal.SIGTERM, 75, "Stopped by SIGTERM.")],
+)
+def test_a_signal_while_a_command_imports_is_one_line(number, code, said):
     command = "import tools, sys, time; print('begins', flush=True); time.sleep(60)"
     process = subprocess.Popen(
         [sys.executable, "-c", f"import sys; sys.argv[0] = '-m'; {command}"],
@@ -156,6 +160,6 @@ def test_ctrl_c_while_a_command_imports_is_one_line():
         text=True,
     )
     assert process.stdout.readline() == "begins\n"
-    process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=60)[1] == "Interrupted.\n"
-    assert process.returncode == -signal.SIGINT
+    process.send_signal(number)
+    assert process.communicate(timeout=60)[1] == f"{said}\n"
+    assert process.returncode == code
