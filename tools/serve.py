@@ -24,7 +24,7 @@ from pathlib import Path
 import tyro
 
 from models import Policy
-from models.files.terminal import Console, Progress, guard_tracebacks, harmless, logger
+from models.files.terminal import Console, Progress, guard_tracebacks, harmless, logger, say
 from models.flow.realtime_chunking import Chunking
 from tools.command_line.options import current_options, with_value
 from tools.recipes.policy import LoadConfig
@@ -207,10 +207,18 @@ async def _serve(
             f"Listening on {at}:{port}; clients wait until it is ready."
         ),
         prepare=prepare,
-        ready=lambda port, answers: console.print(
-            f"Serving on {at}:{port}; clients send {list(answers.metadata['inputs'])}."
-        ),
+        ready=lambda port, answers: say(console, f"Serving on {at}:{port}; {told(answers)}."),
     )
+
+
+def told(answers: Answers) -> str:
+    """Inputs and answers of a server, in words."""
+    sent = [
+        f"{key} ({' '.join([kind['dtype'], *([str(kind['shape'])] if 'shape' in kind else [])])})"
+        for key, kind in answers.metadata["inputs"].items()
+    ]
+    shape = answers.metadata["actions"]["shape"]
+    return f"clients send {', '.join(sent)} and get actions {shape}".replace("'", "")
 
 
 def _tls(config: ServeConfig) -> ssl.SSLContext | None:
