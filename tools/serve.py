@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from models import Policy
-from models.files.terminal import Console, Progress, guard_tracebacks, harmless, logger
+from models.files.terminal import Console, Progress, guard_tracebacks, harmless, logger, say
 from models.flow.realtime_chunking import Chunking
 from parallel.hosts import exits
 from tools.command_line.options import cli, current_options, with_value
@@ -210,10 +210,18 @@ async def _serve(
             f"Listening on {at}:{port}; clients wait until it is ready."
         ),
         prepare=prepare,
-        ready=lambda port, answers: console.print(
-            f"Serving on {at}:{port}; clients send {list(answers.metadata['inputs'])}."
-        ),
+        ready=lambda port, answers: say(console, f"Serving on {at}:{port}; {told(answers)}."),
     )
+
+
+def told(answers: Answers) -> str:
+    """Inputs and answers of a server, in words."""
+    sent = [
+        f"{key} ({' '.join([kind['dtype'], *([str(kind['shape'])] if 'shape' in kind else [])])})"
+        for key, kind in answers.metadata["inputs"].items()
+    ]
+    shape = answers.metadata["actions"]["shape"]
+    return f"clients send {', '.join(sent)} and get actions {shape}".replace("'", "")
 
 
 def _tls(config: ServeConfig) -> ssl.SSLContext | None:

@@ -318,9 +318,10 @@ def _picture(name: str, value: Any) -> UInt8[np.ndarray, "*b h w 3"]:
         picture = np.moveaxis(picture, -3, -1)
     told = kind_of(value)
     if picture.dtype.kind == "f" and picture.size:
-        if picture.min() >= 0 and picture.max() <= 1:
+        low, high = picture.min(), picture.max()
+        told += f" from {low:g} to {high:g}"
+        if low >= 0 and high <= 1:
             picture = (255 * picture).astype(np.uint8)
-        told += f" from {picture.min():g} to {picture.max():g}"
     if picture.dtype != np.uint8 or picture.ndim not in (3, 4) or picture.shape[-1] != 3:
         raise ValueError(
             f"Image '{name}' is {told}; expected uint8 [height, width, 3] in RGB, or floats from 0 "

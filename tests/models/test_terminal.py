@@ -215,7 +215,7 @@ def test_every_command_guards_its_tracebacks():
         if name.startswith("tools/") and "__name__ == '__main__'" in ast.unparse(tree)
     }
     assert len(commands) > 12
-    left = {"__main__.py", "bench/gpu.py", "serving/robots.py"}
+    left = {"__main__.py", "bench/gpu.py"}
     left.add("export/run.py")  # is copied to where we are not
     left = {f"tools/{name}" for name in left}
     assert {n for n, text in commands.items() if "guard_tracebacks()" not in text} == left

@@ -15,7 +15,10 @@ from typing import Any
 import numpy as np
 import tyro
 from websockets.asyncio.client import connect
+from websockets.exceptions import WebSocketException
 
+from models.files.terminal import guard_tracebacks
+from tools.command_line.ending import in_a_line
 from tools.command_line.options import cli
 from tools.serving.wire import pack, unpack
 
@@ -47,20 +50,23 @@ async def ask(
     """One robot: seconds that each of its requests took; the first is sent when all are connected.
 
     Raises:
-      ValueError: the server refused a request.
+      ValueError: the server refused a request, or nobody answers.
     """
     took = []
-    async with connect(url, compression=None, max_size=None) as connection:
-        metadata = unpack(await connection.recv(decode=False))
-        message = pack(random_observation(metadata, np.random.default_rng(seed), size, prompt))
-        await start.wait()
-        for _ in range(requests):
-            began = time.monotonic()
-            await connection.send(message)
-            answer = await connection.recv()
-            if isinstance(answer, str):
-                raise ValueError(f"The server refused a request: {answer}")
-            took.append(time.monotonic() - began)
+    try:
+        async with connect(url, compression=None, max_size=None) as connection:
+            metadata = unpack(await connection.recv(decode=False))
+            message = pack(random_observation(metadata, np.random.default_rng(seed), size, prompt))
+            await start.wait()
+            for _ in range(requests):
+                began = time.monotonic()
+                await connection.send(message)
+                answer = await connection.recv()
+                if isinstance(answer, str):
+                    raise ValueError(f"The server refused a request: {answer}")
+                took.append(time.monotonic() - began)
+    except (OSError, WebSocketException) as error:
+        raise ValueError(f"{url} does not answer: {error}. Is a policy server running?") from None
     return took
 
 
@@ -69,7 +75,8 @@ async def _ask_all(url: str, robots: int, requests: int, size: int, prompt: str)
     asking = [
         asyncio.create_task(ask(url, seed, requests, size, prompt, start)) for seed in range(robots)
     ]
-    await start.wait()
+    ready = asyncio.create_task(start.wait())
+    await asyncio.wait({ready, *asking}, return_when=asyncio.FIRST_COMPLETED)  # or one has failed
     began = time.monotonic()
     took = [second for answered in await asyncio.gather(*asking) for second in answered]
     return {"seconds": time.monotonic() - began, "took": took}
@@ -95,4 +102,6 @@ def main(
 
 
 if __name__ == "__main__":
-    cli(main, prog="python -m tools.serving.robots", description=__doc__)
+    guard_tracebacks()
+    with in_a_line():
+        cli(main, prog="python -m tools.serving.robots", description=__doc__)

@@ -5,6 +5,7 @@ import pytest
 
 from tests.helpers.tools.served import serving
 from tests.helpers.tools.visitor import NEEDS_CLIENT, visit
+from tools.serving import robots
 from tools.serving.limits import Limits
 
 
@@ -23,6 +24,11 @@ def test_openpis_client_reads_metadata_and_gets_chunks_and_errors():
     assert "lacks ['wrist']" in told["missing camera"]
     assert "1009" in told["oversized"]
     assert "exceeds limit of 1048576 bytes" in told["oversized"]
+
+
+def test_robots_that_reach_no_server_say_so():
+    with pytest.raises(ValueError, match=r"ws://127.0.0.1:1 does not answer: .*server running"):
+        robots.main("ws://127.0.0.1:1", robots=2)
 
 
 @NEEDS_CLIENT
