@@ -13,7 +13,7 @@ import sys
 
 import tyro
 
-from models.files.terminal import Console, guard_tracebacks
+from models.files.terminal import Console, counted, guard_tracebacks
 from tools.command_line.bars import progress
 from tools.command_line.ending import in_a_line
 from tools.command_line.options import current_options
@@ -28,7 +28,8 @@ def main(config: RecordConfig, console: Console) -> None:
         in_a_line(kept, writing=config.out),
     ):
         summary = record_dataset(config, report)
-    made = f"{config.out}: {summary['kept']} episodes, {summary['frames']} frames"
+    kept = counted(summary["kept"], "episode")
+    made = f"{config.out}: {kept}, {counted(summary['frames'], 'frame')}"
     if summary["tried"] is None:
         console.print(f"{made}; the recording was already complete.")
         return

@@ -21,7 +21,7 @@ from data.lerobot.recording import features_of
 from data.lerobot.writer import DatasetWriter
 from data.statistics.difference import DELTA_T
 from data.video.encoding import even
-from models.files.terminal import Console, say
+from models.files.terminal import Console, counted, say
 from tools.command_line.bars import progress
 from tools.command_line.ending import in_a_line
 
@@ -117,7 +117,7 @@ def from_robot_command(seen: SeenPath, out: OutPath) -> None:
     with in_a_line(writing=out), progress("Writing", "episodes") as report:
         for done in write_robot_dataset(seen, out):
             report(done, total)
-    say(Console(), f"{out}: {total} episodes.")
+    say(Console(), f"{out}: {counted(total, 'episode')}.")
 
 
 def _picture(stored: Any) -> UInt8[np.ndarray, "_h _w 3"]:
