@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from models.files import html
+from models.files.terminal import counted
 from sim.clips import Clip
 from sim.protocol import Start
 from sim.statistics import Paired, Rate
@@ -104,7 +105,7 @@ class Evaluation:
     was then omitted: the simulator's episodes do not follow from their seeds alone."""
 
     def __repr__(self) -> str:
-        told = f"{len(self.episodes)} episodes, {len(self.failures)} failures"
+        told = f"{counted(len(self.episodes), 'episode')}, {counted(len(self.failures), 'failure')}"
         return f"Evaluation({self.suite!r}, {told})"
 
     def _repr_html_(self) -> str:

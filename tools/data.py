@@ -29,7 +29,7 @@ from data.validation.validate import validate
 from data.view.view import write_page, write_recording
 from models import Scaling
 from models.files.address import parse
-from models.files.terminal import Console, guard_tracebacks, say
+from models.files.terminal import Console, counted, guard_tracebacks, say
 from models.files.whole_text import write_whole
 from tools.command_line.bars import progress, steps
 from tools.command_line.commands import Commands
@@ -115,7 +115,10 @@ def validate_command(
             colour = "red" if problem.severity == "error" else "yellow"
             table.add_row(Text(problem.severity, colour), problem.message)
         console.print(table)
-    say(console, f"{errors} errors, {len(problems) - errors} warnings in {path}.")
+    say(
+        console,
+        f"{counted(errors, 'error')}, {counted(len(problems) - errors, 'warning')} in {path}.",
+    )
     sys.exit(1 if errors else 0)
 
 
@@ -155,7 +158,7 @@ def verify_command(path: StorePath) -> None:
         found = list(damaged(folder, lambda done, total: report(done // 10**6, total // 10**6)))
     for error in found:
         say(console, f"{error}")
-    say(console, f"{len(found)} damaged files in {path}.")
+    say(console, f"{counted(len(found), 'damaged file')} in {path}.")
     sys.exit(1 if found else 0)
 
 
@@ -331,7 +334,7 @@ def push_command(
         raise FileNotFoundError(f"{info} is missing; give the folder of a LeRobot dataset.")
     dataset, kind = open_dataset(path), licence(options, console)
     if wrong := [p for p in validate(path) if p.severity == "error"]:
-        raise ValueError(f"{path} has {len(wrong)} errors, first: {wrong[0].message}")
+        raise ValueError(f"{path} has {counted(len(wrong), 'error')}, first: {wrong[0].message}")
     there = (p.relative_to(path).as_posix() for p in path.rglob("*") if p.is_file())
     names = [n for n in sorted(there) if n.partition("/")[0] in _PARTS and n != INFO] + [INFO]
     card = dataset_card(url, kind, dataset, own_version())

@@ -11,7 +11,7 @@ counted. An episode is on disk when it ends, and --resume continues an interrupt
 
 import sys
 
-from models.files.terminal import Console, guard_tracebacks, say
+from models.files.terminal import Console, counted, guard_tracebacks, say
 from tools.command_line.bars import progress
 from tools.command_line.ending import following, in_a_line
 from tools.command_line.options import cli, current_options
@@ -26,7 +26,8 @@ def main(config: RecordConfig, console: Console) -> None:
         in_a_line(kept, writing=config.out),
     ):
         summary = record_dataset(config, report)
-    made = f"{config.out}: {summary['kept']} episodes, {summary['frames']} frames"
+    kept = counted(summary["kept"], "episode")
+    made = f"{config.out}: {kept}, {counted(summary['frames'], 'frame')}"
     if summary["tried"] is None:
         console.print(f"{made}; the recording was already complete.")
         return

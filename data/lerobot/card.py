@@ -3,6 +3,7 @@ for the hub and LeRobot's dataset viewer, and what the dataset holds."""
 
 from data.dataset import Dataset, first_prompts
 from models.files.markdown import cell, front_matter
+from models.files.terminal import counted
 
 _MOST_TASKS = 20
 
@@ -24,7 +25,10 @@ def dataset_card(url: str, licence: str, dataset: Dataset, version: str) -> str:
         ("Written by", f"Chiliad {version}"),
     ]
     rows = [f"| {fact} | {cell(value)} |" for fact, value in facts]
-    tasks = [f"- {cell(task)} ({count} episodes)" for task, count in told.most_common(_MOST_TASKS)]
+    tasks = [
+        f"- {cell(task)} ({counted(count, 'episode')})"
+        for task, count in told.most_common(_MOST_TASKS)
+    ]
     more = [f"- and {len(told) - _MOST_TASKS} more"] if len(told) > _MOST_TASKS else []
     return "\n".join(
         [

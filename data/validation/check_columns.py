@@ -24,6 +24,7 @@ from data.frames import usual_columns
 from data.lake.ranges import episode_ranges, require_no_strays, streamed
 from data.statistics.stats import Stats, describe_columns, numeric_columns
 from data.validation.conventions import Movement, OddEpisodes, find_odd, grippers, joined, movement
+from models.files.terminal import counted
 
 _EXPLODED, _BROKEN, _LEAST_SIZE = 1e3, 1e6, 1e-3
 """Distances from the median for a warning and for an error, in multiples of the values' usual size;
@@ -159,7 +160,7 @@ class _Scan:
             yield tell(
                 _file(self.dataset, at), f"column '{name}'",
                 f"is not finite (NaN or infinite) at step {step} of episode {episode} and in "
-                f"{count} frames in all; repair or remove those episodes.",
+                f"{counted(count, 'frame')} in all; repair or remove those episodes.",
             )  # fmt: skip
         seen: dict[bytes, int] = {}
         numbered = enumerate(self.contents)
@@ -168,8 +169,9 @@ class _Scan:
             first, again = doubled[0]
             yield warning(
                 _file(self.dataset, int(self._ends[again]) - 1), "columns of state and action",
-                f"are the same in episodes {first} and {again} ({len(doubled)} doubled episodes in "
-                "all); they count twice, so hold out both or neither.",
+                f"are the same in episodes {first} and {again} "
+                f"({counted(len(doubled), 'doubled episode')} "
+                "in all); they count twice, so hold out both or neither.",
             )  # fmt: skip
 
     def _expect(
@@ -436,8 +438,9 @@ def _tell(dataset: Dataset, name: str, found: Mapping[str, _Worst]) -> Iterator[
         yield tell(
             _file(dataset, worst.place), field,
             f"is {worst.value:+.3g} from its median in dimension {worst.dim} at step {step} of "
-            f"episode {episode}, {size:.0e} times its usual size ({worst.count} such frames in "
-            "all); repair or remove those episodes.",
+            f"episode {episode}, {size:.0e} times its usual size "
+            f"({counted(worst.count, 'such frame')} "
+            "in all); repair or remove those episodes.",
         )  # fmt: skip
     elif worst := found.get("spreads"):
         frame = int(dataset.lengths[: worst.place].sum())
@@ -445,7 +448,7 @@ def _tell(dataset: Dataset, name: str, found: Mapping[str, _Worst]) -> Iterator[
             _file(dataset, frame), field,
             f"spreads by {worst.value:.3g} in dimension {worst.dim} of episode {worst.place}, "
             f"{worst.ratio * _SPREAD:.0f} times what it does in nine of ten episodes "
-            f"({worst.count} such episodes in all); is it in another unit?",
+            f"({counted(worst.count, 'such episode')} in all); is it in another unit?",
         )  # fmt: skip
     elif worst := found.get("changes"):
         episode, step = locate(dataset, worst.place)
@@ -453,7 +456,8 @@ def _tell(dataset: Dataset, name: str, found: Mapping[str, _Worst]) -> Iterator[
             _file(dataset, worst.place), field,
             f"jumps by {worst.value:+.3g} in dimension {worst.dim} at step {step} of episode "
             f"{episode}, {worst.ratio * _JUMP:.0f} times the largest change in 99 % of its steps "
-            f"({worst.count} such steps in all); look at it with `python -m tools.data view`, and "
+            f"({counted(worst.count, 'such step')} in all); look at it with `python -m "
+            "tools.data view`, and "
             "remove the episode if frames are lost there.",
         )  # fmt: skip
 

@@ -17,6 +17,7 @@ from data.frames import usual_columns
 from data.statistics.idle import by_episode, usual_extent
 from data.statistics.stats import compute, numeric_columns
 from data.validation.conventions import listed
+from models.files.terminal import counted
 
 _EPISODES, _MOMENTS, _DECODED = 64, 4, 1 << 13
 """Most episodes and moments to look at; and most frames of a dataset that reads whole episodes."""
@@ -101,7 +102,7 @@ def check_looks(dataset: Dataset, columns: Sequence[str], report: Report) -> Ite
         where = "all" if every else f"{listed(episodes)} of the"
         yield warning(
             dataset.root, f"camera '{one.camera}'",
-            f"{one.sentence} in {where} {len(chosen)} episodes looked at; "
+            f"{one.sentence} in {where} {counted(len(chosen), 'episode')} looked at; "
             f"leave {'the camera' if every else 'them'} out, or record again.",
         )  # fmt: skip
 

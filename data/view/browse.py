@@ -198,7 +198,7 @@ def _page(
             ("outside", "out of range"),
         )
     )
-    frames = int(dataset.lengths.sum())
+    episodes, frames = len(dataset.lengths), int(dataset.lengths.sum())
     facts = [
         f"<b>{frames:,}</b> frames",
         f"<b>{frames / dataset.fps / 3600:.2f}</b> h at {dataset.fps:g} fps",
@@ -206,7 +206,8 @@ def _page(
     ]
     body = (
         f'<header><p class="eyebrow">{escape(str(dataset.root))}</p>'
-        f"<h1>{len(dataset.lengths):,} episodes</h1>{listed('facts', facts)}</header>{section}"
+        f"<h1>{episodes:,} episode{'s' * (episodes != 1)}</h1>{listed('facts', facts)}</header>"
+        f"{section}"
         '<div class="flags" id="saved" hidden><div><a id="save" download="flagged.txt">Save the '
         'list of flagged episodes</a>, or edit them out:</div><code id="command"></code></div>'
         '<div class="bar"><input id="task" type="search" placeholder="task" aria-label="task">'

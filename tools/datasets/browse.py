@@ -8,7 +8,7 @@ import tyro
 from data import open_dataset
 from data.statistics.idle import IdleLimits
 from data.view.browse import write_browser
-from models.files.terminal import say
+from models.files.terminal import counted, say
 from tools.command_line.bars import steps
 from tools.command_line.ending import in_a_line
 from tools.datasets.shown import console_for, warn_of_depth
@@ -48,6 +48,7 @@ def browse_command(
     said = ", ".join(f"{count} {mark}" for mark, count in counts.items() if count)
     say(
         console,
-        f"{out / 'index.html'}: {len(dataset.lengths)} episodes ({said or 'none is odd'}); open it "
+        f"{out / 'index.html'}: {counted(len(dataset.lengths), 'episode')} "
+        f"({said or 'none is odd'}); open it "
         "in a browser.",
     )

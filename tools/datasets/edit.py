@@ -12,7 +12,7 @@ from data.errors import DatasetError
 from data.files.partial import partial_of
 from data.video.encoding import Codec, VideoEncoding
 from models.files.address import parse, whole
-from models.files.terminal import Console, say
+from models.files.terminal import Console, counted, say
 from tools.command_line.bars import progress
 from tools.command_line.ending import in_a_line
 from tools.datasets.place import ALONE, LakeOptions, lake
@@ -153,7 +153,7 @@ def read_edit(options: EditOptions) -> Edit:
 def _said(plan: EditPlan) -> str:
     how = "copied" if plan.encoding is None else f"encoded as {plan.encoding.codec}"
     return (
-        f"LeRobot v3.0, {len(plan.parts)} episodes, {plan.num_frames} frames"
+        f"LeRobot v3.0, {counted(len(plan.parts), 'episode')}, {counted(plan.num_frames, 'frame')}"
         + f", videos {how}" * bool(plan.cameras)
         + "."
     )

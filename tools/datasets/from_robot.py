@@ -22,7 +22,7 @@ from data.lerobot.recording import features_of
 from data.lerobot.writer import DatasetWriter
 from data.statistics.difference import DELTA_T
 from data.video.encoding import even
-from models.files.terminal import Console, say
+from models.files.terminal import Console, counted, say
 from tools.command_line.bars import progress
 from tools.command_line.ending import in_a_line
 
@@ -128,7 +128,10 @@ def from_robot_command(seen: SeenPath, out: OutPath) -> None:
         for done in write_robot_dataset(seen, out):
             report(done, total)
     made = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
-    say(Console(), f"{out}: {total} episodes, {made / 1e6:.1f} MB (of {size / 1e6:.1f} MB).")
+    say(
+        Console(),
+        f"{out}: {counted(total, 'episode')}, {made / 1e6:.1f} MB (of {size / 1e6:.1f} MB).",
+    )
 
 
 def _names(content: Any, columns: Mapping[str, np.ndarray]) -> dict[str, list[str]]:

@@ -9,7 +9,7 @@ from data.errors import DatasetError
 from data.lerobot.growing import is_growing
 from data.lerobot.importing.importing import import_dataset
 from data.lerobot.importing.layout import read_layout
-from models.files.terminal import Console, say
+from models.files.terminal import Console, counted, say
 from tools.command_line.bars import steps
 from tools.command_line.ending import in_a_line
 from tools.datasets.place import ALONE, LakeOptions, lake
@@ -59,7 +59,8 @@ def import_command(
         note(out)
     say(
         console,
-        f"{out}: LeRobot v3.0, {found.episodes} episodes, {found.frames} frames of "
+        f"{out}: LeRobot v3.0, {counted(found.episodes, 'episode')}, "
+        f"{counted(found.frames, 'frame')} of "
         f"{found.recordings} recordings"
         + f"; gaps of {found.left_out:.1f} s in all were cut out" * (found.left_out > 0)
         + "; the import was already complete" * found.complete

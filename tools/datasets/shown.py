@@ -12,7 +12,7 @@ from data.statistics.difference import CameraLooks, RecordingDifference, Recordi
 from data.statistics.scaling import narrow
 from data.statistics.stats import Stats
 from data.validation.check_pictures import check_depth
-from models.files.terminal import Console, say
+from models.files.terminal import Console, counted, say
 
 _MOST_SHOWN = 1000
 """Largest number of characters of a task."""
@@ -30,7 +30,7 @@ def show_dataset(console: Console, path: str, dataset: Dataset) -> None:
     say(
         console,
         Text(path, "bold"),
-        f": {robot_of(dataset)}, {len(dataset.lengths)} episodes, "
+        f": {robot_of(dataset)}, {counted(len(dataset.lengths), 'episode')}, "
         f"{dataset.lengths.sum()} frames at {dataset.fps} fps, "
         f"cameras {', '.join(dataset.cameras) or 'none'}",
         sep="",
@@ -95,7 +95,7 @@ def show_difference(console: Console, found: RecordingDifference) -> None:
     console.print()
     for finding in found.findings:
         say(console, Text("differs", "yellow"), Text(finding))
-    console.print(f"{len(found.findings)} differences that matter.")
+    console.print(f"{counted(len(found.findings), 'difference')} that matter.")
 
 
 def robot_of(dataset: Dataset) -> str:

@@ -30,7 +30,7 @@ from models.checkpoints.remote import local
 from models.config import from_json, to_json
 from models.files.address import parse
 from models.files.bounds import check_positive
-from models.files.terminal import Console, say
+from models.files.terminal import Console, counted, say
 from models.flow import flow
 from models.formats import check_kind
 from models.inputs.tokenizer import SentencePiece
@@ -267,7 +267,8 @@ def _run(
     trained, held_out = ready.episodes
     slowest = np.mean([plan.excess(step) for step in range(_TOLD_STEPS)])
     console.print(
-        f"{trained} episodes to train on, {held_out} held out; rows of {layout.prefix} places "
+        f"{counted(trained, 'episode')} to train on, {held_out} held out; rows of "
+        f"{layout.prefix} places "
         f"filled to {plan.fill(range(_TOLD_STEPS)).prefix:.1%}"
         + f"; the slowest of {ranks} ranks has {slowest:.1%} more attention than their mean"
         * (ranks > 1)

@@ -24,7 +24,7 @@ from data.lerobot.recording import video_feature
 from data.lerobot.writer import DatasetWriter
 from data.statistics.difference import DELTA_T
 from data.video.encoding import even
-from models.files.terminal import Console, logger, say
+from models.files.terminal import Console, counted, logger, say
 from models.inputs.observation import Inputs, RobotObservation
 from models.session import RobotSession
 from tools.serving.client import Reply
@@ -70,7 +70,8 @@ class RecordedCounts:
         lost = f"; {self.dropped} were left out, because writing was too slow" * bool(self.dropped)
         lost += f"; {self.unlike} had other cameras or shapes than the first" * bool(self.unlike)
         lost += f"; {self.unwritten} could not be written" * bool(self.unwritten)
-        return f"Recorded {self.frames} exchanges in {self.episodes} episodes{lost}."
+        exchanges = counted(self.frames, "exchange")
+        return f"Recorded {exchanges} in {counted(self.episodes, 'episode')}{lost}."
 
 
 @dataclass

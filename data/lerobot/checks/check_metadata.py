@@ -20,6 +20,7 @@ from data.lerobot.dataset import LeRobotDataset
 from data.lerobot.metadata import file_name, robot_type
 from data.lerobot.subtasks import FILE, INDEX
 from data.statistics.stats import QUANTILES, Stats, numeric_columns
+from models.files.terminal import counted
 
 _STATISTICS = "meta/stats.json"
 _LISTING = "meta/episodes"
@@ -129,7 +130,8 @@ def check_listing(dataset: LeRobotDataset) -> Iterator[Problem]:
             yield warning(
                 folder.path(_LISTING), f"column '{name}'",
                 f"is {columns[name][at]} for episode {at}, but its rows say {expected[at]} "
-                f"({len(wrong)} such episodes); Chiliad finds rows by their own episode_index, but "
+                f"({counted(len(wrong), 'such episode')}); Chiliad finds rows by their own "
+                "episode_index, but "
                 "other readers mix up episodes.",
             )  # fmt: skip
     if all(name in columns for name in _PLACE):

@@ -88,7 +88,7 @@ def test_a_replay_that_is_recorded_gives_its_actions_back_after_sigterm(dataset,
             server.send_signal(signal.SIGTERM)
             rest = server.stdout.read()
         assert server.wait(120) == 0
-    assert "5 exchanges in 1 episodes" in rest
+    assert "5 exchanges in 1 episode" in rest
     found = open_dataset(out)
     np.testing.assert_array_equal(found.column("action"), episode["action"][:5])
     np.testing.assert_array_equal(
