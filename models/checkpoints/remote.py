@@ -76,7 +76,7 @@ def refuse_adapter(where: str, names: Collection[str]) -> None:
     if any(name in names for name in _ADAPTER) and not others:
         raise ValueError(
             f"{where} holds only an adapter of PEFT ({_ADAPTER[0]}), not the policy that it "
-            "adapts; merge them where it was trained (`merge_and_unload()` of the PEFT model, then "
+            "adapts; merge both where it was trained (`merge_and_unload()` of the PEFT model, then "
             "`save_pretrained`), and give that folder."
         )
 

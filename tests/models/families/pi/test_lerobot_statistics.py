@@ -321,6 +321,15 @@ def test_a_step_that_is_not_carried_out_is_refused_by_name(tmp_path, change, mes
         read_config(tmp_path)
 
 
+def test_settings_of_an_older_config_are_those_that_act(tmp_path):
+    configured(adapt_to_pi_aloha=True, num_steps=4)(save(tmp_path))
+    told = read_config(tmp_path)
+    assert (told.adapter, told.euler_steps) == ("aloha", 4)
+    configured(use_delta_joint_actions_aloha=True)(tmp_path)
+    with pytest.raises(ValueError, match="use_delta_joint_actions_aloha; LeRobot itself"):
+        read_config(tmp_path)
+
+
 def test_steps_settings_are_those_that_act(tmp_path):
     stepped(lambda x: x["config"].update(rename_map=SWAPPED), 0)(save(tmp_path))
     stepped(lambda x: x["config"].update(max_length=21), 3)(tmp_path)
