@@ -64,6 +64,7 @@ _SMALLER = (
     (r"\[3, 7, 20\]", "[3, 4]"),
     (r"tabletop-lift", f"{STAGE}:SUITE"),
     (r'load_preset\("tiny', f'load_preset("{STAGE}:TINY'),
+    (r'preset="tiny', f'preset="{STAGE}:TINY'),
     (r'upgrade\("OLD', 'upgrade("v21'),
     (r"suite\.tasks, 16", "suite.tasks, 2"),
     (r"range\(32\)", "range(2)"),
