@@ -24,6 +24,7 @@ from models.checkpoints.remote import local
 from models.checkpoints.sources import require_opened
 from models.files.address import whole
 from models.files.foreign_json import read_json as read_object
+from models.files.terminal import logger
 from models.layers.float8.fp8 import HISTORY_LEAF
 from models.sharding import named_leaves, path_name, placed
 
@@ -194,7 +195,7 @@ def metadata(path: Path) -> dict[str, PyTree]:
 def reading(path: Path) -> Iterator[None]:
     """Errors of orbax, whatever their type, as a ValueError that names the path of a checkpoint
     that matches its digests. Its warnings are not shown."""
-    log = logging.getLogger("absl")
+    log = logger("absl")
     level = log.level
     log.setLevel(logging.ERROR)
     try:

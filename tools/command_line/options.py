@@ -47,7 +47,7 @@ def cli(command: Any, *, only_reads: bool = False, **options: Any) -> Any:
         told = said.getvalue().decode()
         unknown = re.search(r"Unrecognized options:[\s│]*(-[^\s,]*)", told)
         if unknown is None:
-            print(told, end="", file=sys.stderr)
+            print(harmless(told), end="", file=sys.stderr)
             raise
         name = unknown[1].partition("=")[0]
         near = get_close_matches(name, _listed(read, options), cutoff=0.7)

@@ -23,6 +23,7 @@ from models.families.presets import ModelPreset
 from models.files import built_in
 from models.files.bounds import check_least, check_sizes
 from models.files.own_file import load
+from models.files.terminal import harmless
 from models.inputs.augment import AugmentConfig
 from models.model import ModelConfig
 from parallel.mesh import MeshConfig
@@ -218,11 +219,11 @@ def shortened(
     if given(arguments, option) or 2 * warmup <= ends:
         return optimizer
     shorter = ends // 10
-    print(
+    said = (
         f"The preset's warm-up of {warmup} steps is shortened to {shorter}, a tenth of the {ends} "
-        f"steps asked for; --{option} sets another.",
-        file=sys.stderr,
+        f"steps asked for; --{option} sets another."
     )
+    print(harmless(said), file=sys.stderr)
     return replace(optimizer, warmup_steps=shorter)
 
 

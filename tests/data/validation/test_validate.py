@@ -80,7 +80,7 @@ HOSTILE = {
     "statistics nested deep": (
         lambda r: (r / "meta/stats.json").write_text("[" * 10**5),
         "file",
-        "is not valid JSON (maximum recursion",
+        "is not valid JSON (it is nested too deep",
     ),
     "statistics beyond numbers": (
         lambda r: edit_statistics(r, "action", mean=10**400),

@@ -60,6 +60,12 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
+@pytest.fixture
+def shipped(monkeypatch):
+    """Without formats that other tests have registered."""
+    monkeypatch.setattr("models.formats._own", {})
+
+
 def put(memory, folder: Path, root: str) -> None:
     for name, content in contents(folder).items():
         memory.pipe(f"{root}/{name}", content)
@@ -119,7 +125,7 @@ def test_a_released_checkpoint_is_known_by_the_name_of_its_repository_or_folder(
     ],
 )
 def test_a_policy_that_is_not_read_is_told_before_its_weights_are_downloaded(
-    hub, memory, files, message
+    hub, memory, shipped, files, message
 ):
     weights = "adapter_model" if "adapter_config.json" in files else "model"
     files = files | {f"{weights}.safetensors": b"x" * 1000}
@@ -145,7 +151,7 @@ def test_a_folder_that_holds_only_an_adapter_is_told_as_such(tmp_path, given):
         load_policy(tmp_path / given)
 
 
-def test_a_type_that_is_not_read_is_told_where_weights_are_missing(tmp_path):
+def test_a_type_that_is_not_read_is_told_where_weights_are_missing(tmp_path, shipped):
     (tmp_path / "config.json").write_text('{"type": "smolvla"}')
     with pytest.raises(ValueError, match="policy of type 'smolvla', expected one of"):
         load_policy(tmp_path)
