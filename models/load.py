@@ -269,12 +269,12 @@ def inspect_params(path: Path) -> CheckpointInfo:
     if own.is_own(path):
         return _from_own(own.find(path))
     folder = path if path.is_dir() else path.parent
-    if (file := folder / CONFIG).is_file():
-        check_kind(read_json(file), str(file))
     refuse_adapter(
         str(folder), [x.name for x in folder.iterdir()] if path.is_dir() else [path.name]
     )
     known = find_format(path)
+    if (known is None or known.general) and (file := folder / CONFIG).is_file():
+        check_kind(read_json(file), str(file))
     return _from_own(own.find(path)) if known is None else known.inspect(path)
 
 

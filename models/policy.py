@@ -240,9 +240,9 @@ class Policy:
         Raises:
           ValueError: as `infer`.
         """
-        if isinstance(observation, Mapping):
-            observation = self._read(observation).rows
-        observations = observation
+        observations = (
+            self._read(observation).rows if isinstance(observation, Mapping) else observation
+        )
         if session is not None:
             if len(observations) != 1 or previous is not None or not isinstance(committed, int):
                 raise ValueError(

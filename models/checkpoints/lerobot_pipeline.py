@@ -103,11 +103,14 @@ class Step:
         """
         where = str(self.file)
         if inline := section(self.config, "stats", where):
-            return {
-                f"{feature}.{kind}": np.asarray(value, np.float64)
-                for feature in inline
-                for kind, value in section(inline, feature, where).items()
-            }
+            try:
+                return {
+                    f"{feature}.{kind}": np.asarray(value, np.float64)
+                    for feature in inline
+                    for kind, value in section(inline, feature, where).items()
+                }
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{where}: stats of {self.name} are no numbers: {error}") from None
         folder, name = self.file.parent, self.entry.get("state_file")
         if name is None:
             usual = f"{self.file.stem}_step_*{self.name}.safetensors"
@@ -212,7 +215,7 @@ def _name(entry: dict[str, Any]) -> str:
     kind = str(entry.get("class", ""))
     if kind.startswith("lerobot."):
         kind = kind.rpartition(".")[2]
-    name = str(entry.get("registry_name", kind))
+    name = str(entry.get("registry_name") or kind)
     return _ALIASES.get(name, name)
 
 

@@ -47,7 +47,7 @@ class ByteBpe(TextTokenizer, kind="byte_bpe"):
         if not path.exists():
             raise FileNotFoundError(f"{path}: no such tokenizer file or folder.")
         file = path / _FILES[0] if path.is_dir() else path
-        for each in path.iterdir() if path.is_dir() else (path,):
+        for each in (path / name for name in (*_FILES, "merges.txt")) if path.is_dir() else (path,):
             if each.is_file():
                 refuse_pointer(each)
         try:

@@ -114,7 +114,8 @@ class Inputs:
             raise ValueError(f"image_mask is {kind_of(masks)}; expected a map by camera.")
         masks, given = self._flat(masks), self._flat(message)
         names = {**self.further, **self.cameras}
-        whole = bool(self.state) and "state" in given  # in one piece, though it may come in parts
+        # in one piece, though it may come in parts
+        whole = bool(self.state) and "state" in given and "state" not in self.state
         state = ("state",) if whole else self.state
         words = [name for name in (*self.prompts, _TOKENS) if name in given]
         self._check_names(given, masks, names, state, words)

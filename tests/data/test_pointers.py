@@ -56,6 +56,7 @@ def opened_as_hdf5(file: Path) -> None:
 )
 def test_a_pointer_of_git_lfs_is_told_as_such(tmp_path, name, read):
     (tmp_path / "processor_config.json").write_text("{}")
+    (tmp_path / "weights.safetensors").write_text(POINTER)
     (tmp_path / name).write_text(POINTER)
     told = f"{name}.* is a git-LFS pointer to 209715200 bytes, not the file itself; run `git lfs"
     with pytest.raises(ValueError, match=told):

@@ -19,7 +19,6 @@ from models import Policy
 from models.checkpoints import digests, own
 from models.checkpoints.remote import local
 from models.config import to_json
-from models.files.address import parse
 from models.files.own_file import run_file
 from models.files.terminal import Console, say
 from models.flow.realtime_chunking import Chunking
@@ -280,5 +279,5 @@ def _identity(checkpoint: Path) -> str:
     """Text that is the same for the same parameters, wherever a checkpoint of ours lies."""
     found = own_checkpoint(checkpoint)
     if found is None:
-        return parse(checkpoint).absolute
+        return str(checkpoint.resolve())
     return f"step {found.name}, {zlib.crc32((found / digests.NAME).read_bytes()):08x}"

@@ -304,6 +304,10 @@ def read_scaling(
             f"{folder} scales pictures by {visual[:80]} (VISUAL); only IDENTITY is supported."
         )
     keys = None if before is None else before.config.get("normalize_observation_keys")
+    if keys is not None and not isinstance(keys, list):
+        raise ValueError(
+            f"{folder}: normalize_observation_keys is {str(keys)[:80]!r}; expected a list of names."
+        )
     if keys is not None and "observation.state" not in keys:
         found["STATE"] = "IDENTITY"
     return found

@@ -100,7 +100,7 @@ def has_statistics(path: Path) -> bool:
     """True if a policy's folder has files of steps, or buffers among its weights."""
     if any((path / name).is_file() for name in (PREPROCESSOR, POSTPROCESSOR)):
         return True
-    return any(path.glob("*.safetensors")) and bool(_buffers(path))
+    return any(path.glob("model*.safetensors")) and bool(_buffers(path))
 
 
 def _told_by_steps(folder: Path) -> LerobotConfig:
@@ -171,7 +171,7 @@ def _normalizer(
         if f"{name}.{kind}" not in statistics:
             raise ValueError(f"{where} scales {name} by {mode}, but its statistics lack '{kind}'.")
         array = np.asarray(statistics[f"{name}.{kind}"], np.float64)
-        if array.ndim != 1 or dims not in (0, len(array)):
+        if array.ndim != 1 or (dims and len(array) > dims):
             raise ValueError(
                 f"{where}: the statistics' {name}.{kind} has shape {list(array.shape)}, but "
                 f"config.json gives {name} {dims or 'no'} dims; give the statistics of this robot."

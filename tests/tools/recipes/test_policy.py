@@ -23,7 +23,7 @@ from tests.helpers.models.tiny_policy import CONFIG, tiny_policy
 from tests.helpers.sim import libero_like
 from tools import convert_checkpoint, evaluate, quantize, rl, serve
 from tools.recipes.conditions import Condition
-from tools.recipes.evaluation import EvaluateConfig
+from tools.recipes.evaluation import EvaluateConfig, _identity
 from tools.recipes.policy import PolicyOptions, camera_map, load
 from tools.recipes.recording import RecordConfig, record_dataset
 from tools.serving.metrics import Metrics
@@ -235,3 +235,12 @@ def test_options_of_a_policy_are_refused_where_the_expert_acts(field, tmp_path):
     config = RecordConfig(tmp_path / "data", SUITE, options=options)
     with pytest.raises(ValueError, match=f"{field} is .*leave --{field} out"):
         record_dataset(config)
+
+
+def test_an_evaluation_knows_a_policy_by_the_folder_that_its_link_leads_to(tmp_path):
+    for step in ("010000", "020000"):
+        (tmp_path / step).mkdir()
+        (tmp_path / step / "model.safetensors").touch()
+        (tmp_path / "last").unlink(missing_ok=True)
+        (tmp_path / "last").symlink_to(step)
+        assert _identity(tmp_path / "last") == str((tmp_path / step).resolve())

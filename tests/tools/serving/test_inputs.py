@@ -35,10 +35,11 @@ def test_flat_nested_and_dataset_spellings_are_the_same_observation(message):
     assert read.observation.state.shape == (3,)
 
 
-def test_pairs_name_what_an_openpi_client_sends():
-    pairs = ["observation/image=front", "joint_position=state", "gripper_position=state"]
+@pytest.mark.parametrize("joint", ["joint_position", "state"])
+def test_pairs_name_what_an_openpi_client_sends(joint):
+    pairs = ["observation/image=front", f"{joint}=state", "gripper_position=state"]
     inputs = client_inputs(INPUTS, pairs)
-    joints = {"observation/joint_position": np.array([1.0, 2.0]), "observation/gripper_position": 3}
+    joints = {f"observation/{joint}": np.array([1.0, 2.0]), "observation/gripper_position": 3}
     read = read_message(inputs, {"observation/image": PICTURE, **joints, "prompt": "go"})
     assert list(read.observation.images) == [FRONT]
     np.testing.assert_array_equal(read.observation.state, [1, 2, 3])

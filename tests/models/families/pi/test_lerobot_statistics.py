@@ -120,8 +120,11 @@ def other(name, **values):
     return lambda path: save_file(numbers(STATISTICS | values), next(path.glob(f"{name}_step*")))
 
 
+NORMALIZER = "lerobot.processor.normalize_processor.NormalizerProcessorStep"
+
+
 def named_by_class(step):
-    step["class"] = "lerobot.processor.normalize_processor.NormalizerProcessorStep"
+    step["class"] = NORMALIZER
     del step["registry_name"]
 
 
@@ -203,6 +206,17 @@ def test_a_scale_of_least_and_largest_is_read_from_buffers(tmp_path):
     np.testing.assert_allclose(action.inverse(np.asarray([-1.0, 1.0])), [-1.0, 2.0], rtol=1e-6)
 
 
+def test_a_fine_tune_that_kept_its_bases_padded_features_has_its_robots_scales(tmp_path):
+    wide = {name: x | {"shape": [32]} for name, x in FEATURES.items() if x["type"] != "VISUAL"}
+    configured(input_features=wide, output_features=wide)(save(tmp_path))
+    stepped(lambda x: x.update(registry_name=None, **{"class": NORMALIZER}))(tmp_path)
+    found = read_normalizers(tmp_path)
+    assert {name: len(x.offset) for name, x in found.items()} == {
+        "observation.state": 3,
+        "action": 2,
+    }
+
+
 LOST = "QUANTILES|MEAN_STD.* neither in policy_preprocessor.json .* copy all policy_"
 
 
@@ -239,6 +253,8 @@ LOST = "QUANTILES|MEAN_STD.* neither in policy_preprocessor.json .* copy all pol
         ),
         (other(AFTER, **{"action.std": [1.0] * 32}), r"action.std has shape \[32\], but .* 2 dims"),
         (stepped(lambda x: x.update(state_file="../stats")), "state_file"),
+        (stepped(lambda x: x["config"].update(stats={"action": {"mean": "x"}})), "no numbers"),
+        (stepped(lambda x: x["config"].update(normalize_observation_keys=5)), "list of names"),
     ],
 )
 def test_scales_that_are_lost_or_contradict_are_refused_in_one_sentence(tmp_path, change, message):
