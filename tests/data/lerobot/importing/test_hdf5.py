@@ -10,6 +10,8 @@ import pytest
 from PIL import Image
 
 from data import open_dataset
+from data.edit.edit import edit_dataset
+from data.edit.plan import Edit
 from data.lerobot.importing.importing import import_dataset
 from data.lerobot.importing.layout import read_layout
 from data.validation.validate import validate
@@ -504,8 +506,30 @@ def test_resuming_a_finished_import_says_so_and_changes_nothing(tmp_path):
     assert (found.complete, found.episodes, found.frames) == (True, 2, 12)
     assert not left.exists()
     assert open_dataset(tmp_path / "out").digest == before
-    aloha(tmp_path / "in_2.hdf5", cameras=("top",))
-    with pytest.raises(ValueError, match=r"is a finished dataset of 2 episodes at 50 fps .* 3 or"):
-        import_dataset([tmp_path], tmp_path / "out", layout, resume=True)
     with pytest.raises(ValueError, match="already exists and is not empty; choose another path"):
         import_dataset([tmp_path], tmp_path / "out", layout)
+
+
+def test_resuming_another_import_than_the_finished_one_is_refused(tmp_path):
+    path, out = aloha(tmp_path / "in_0.hdf5", cameras=("top",)), tmp_path / "out"
+    read(path, out)
+    assert [p for p in validate(out) if p.severity == "error"] == []
+    velocity = tmp_path / "velocity.json"
+    velocity.write_text(json.dumps({"like": "aloha", "columns": {"action": "observations/qvel"}}))
+
+    def resumed(*paths, layout="aloha", task="lift it"):
+        import_dataset(paths, out, read_layout(layout, task=task), resume=True)
+
+    other = r"1 episodes that was imported with another layout or task \(see meta/imported"
+    for changed in ({"task": "drop it"}, {"layout": str(velocity)}):
+        with pytest.raises(ValueError, match=other):
+            resumed(path, **changed)
+    second = aloha(tmp_path / "in_1.hdf5", seed=1, cameras=("top",))
+    for paths in ([second], [path, second]):
+        with pytest.raises(ValueError, match="imported from other recordings"):
+            resumed(*paths)
+    edit_dataset([out], tmp_path / "copied", Edit())
+    assert not (tmp_path / "copied/meta/imported.json").exists()
+    (out / "meta/imported.json").unlink()
+    with pytest.raises(ValueError, match=r"no meta/imported\.json tells what was imported"):
+        resumed(path)
