@@ -284,7 +284,7 @@ def _units(number: int, file: Path, digest: str, first: int, count: int) -> Iter
 
 
 def _origin(about: dict[str, Any], files: Sequence[Path], digests: Sequence[str]) -> dict[str, Any]:
-    """What determines an import: its layout, and the names and SHA-256 of the recordings."""
+    """Data that determine an import: its layout, and the names and SHA-256 of the recordings."""
     recordings = [[file.name, digest] for file, digest in zip(files, digests, strict=True)]
     return json.loads(json.dumps({**about, "recordings": recordings}))
 
