@@ -25,6 +25,8 @@ VIDEO_FIELDS = {
     "to_timestamp": pa.float64(),
 }
 """Columns that locate an episode in a camera's videos."""
+IMPORTED = "meta/imported.json"
+"""File of a dataset that tells what it was imported from."""
 
 _PATH = "meta/episodes/chunk-000/file-000.parquet"
 _EPISODES_PER_ROW_GROUP = 500
@@ -188,7 +190,7 @@ def copy_others(source: LeRobotDataset, root: Path, but: Sequence[str] = ()) -> 
 
 
 _V21_ONLY = ("total_videos", "total_chunks")
-_OWN = ("info.json", "stats.json", "checksums.json", "recording.jsonl")
+_OWN = ("info.json", "stats.json", "checksums.json", "recording.jsonl", "imported.json")
 _MADE_ANEW = ("tasks.", "episodes", "stats_gr00t.", "steps_")
 _NOT_NUMERIC = ("string", "video", "image")
 

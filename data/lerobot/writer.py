@@ -20,7 +20,7 @@ from data.files.names import require_plain
 from data.files.partial import EDITED, partial_of, require_leftover
 from data.lerobot.dataset import VERSION, LeRobotDataset
 from data.lerobot.growing import USUAL, GrowingDataset, is_growing
-from data.lerobot.meta_writer import EpisodeTable, info_of
+from data.lerobot.meta_writer import IMPORTED, EpisodeTable, info_of, write_json
 from data.lerobot.metadata import is_depth
 from data.lerobot.recording import DataFiles, video_info
 from data.lerobot.remux import CopiedVideos
@@ -48,6 +48,9 @@ class DatasetWriter:
       about: plain data that determines what is recorded; must be the same on resuming.
       encoding: codec and quality of the videos; h264 of high quality by default, which is fast to
         write and to read.
+
+    Attributes:
+      origin: plain data, if any, that the finished dataset keeps in meta/imported.json.
 
     Raises:
       ValueError: `path` is not empty, or holds a recording of something else, `<path>.partial`
@@ -82,6 +85,7 @@ class DatasetWriter:
                 "name."
             )
         self._columns = {n: self.features[n] for n in self._given} | self._made
+        self.origin: Mapping[str, Any] | None = None
         self._limits = {"data": data_megabytes, "video": video_megabytes}
         self._partial = partial_of(self.path)
         require_leftover(self._partial, whole=is_growing(self.path))
@@ -197,6 +201,8 @@ class DatasetWriter:
                 with suppress(OSError):  # a full disk, which ended the recording
                     video.close()
         episodes.close()
+        if self.origin is not None:
+            write_json(root / IMPORTED, self.origin)
         info = self._info(self.num_episodes, self.num_frames)
         episodes.finish(info, list(self._grown.tasks), list(self._grown.subtasks))
 

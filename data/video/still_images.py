@@ -99,7 +99,7 @@ def decode_picture(content: bytes, formats: tuple[str, ...]) -> UInt8[np.ndarray
             if _is_deep(picture):
                 raise ValueError(
                     f"it has more than 8 bits a channel ({picture.format}, {picture.mode}), as "
-                    "depth has and colour does not"
+                    "depth has and colour does not; write it with 8 bits a channel if it is colour"
                 )
             ImageOps.exif_transpose(picture, in_place=True)
             return np.asarray(picture.convert("RGB"))

@@ -113,6 +113,18 @@ def test_episodes_of_several_robots_are_not_mixed(tmp_path, monkeypatch):
         list(write_robot_dataset(tmp_path / "less", tmp_path / "set"))
 
 
+@pytest.mark.parametrize("names", ["[1]", '{"action": 3}', '{"action": [1, 2]}'])
+def test_names_that_are_not_texts_are_said_so(tmp_path, names):
+    drive(tmp_path, jpeg=None, episodes=1)
+    path = tmp_path / "episode_000000.npz"
+    with np.load(path) as episode:
+        np.savez(path, **{**episode, "names": np.array(names)})
+    with pytest.raises(
+        ValueError, match=r"000000\.npz.*: cannot be read \(names is .*not a list of"
+    ):
+        read_robot_episode(path)
+
+
 def test_another_prompt_begins_another_episode_and_old_ones_stay(tmp_path):
     drive(tmp_path, episodes=1)
     clock = FakeClock()

@@ -17,7 +17,7 @@ import simplejpeg
 import tyro
 from jaxtyping import UInt8
 
-from data.errors import DatasetError, require_content
+from data.errors import DatasetError, require_content, short
 from data.lerobot.recording import features_of
 from data.lerobot.writer import DatasetWriter
 from data.statistics.difference import DELTA_T
@@ -136,7 +136,10 @@ def from_robot_command(seen: SeenPath, out: OutPath) -> None:
 
 def _names(content: Any, columns: Mapping[str, np.ndarray]) -> dict[str, list[str]]:
     """Names of the dims of some columns, of which there are as many as dims."""
-    names: dict[str, list[str]] = json.loads(str(content["names"])) if "names" in content else {}
+    names = json.loads(str(content["names"])) if "names" in content else {}
+    lists = list(names.values()) if isinstance(names, dict) else [None]
+    if not all(isinstance(dims, list) and all(isinstance(n, str) for n in dims) for dims in lists):
+        raise ValueError(f"names is {short(names)}, not a list of texts for each column")
     for name, dims in names.items():
         if name in columns and len(dims) != columns[name].shape[1]:
             raise ValueError(f"{name} has {columns[name].shape[1]} dims and {len(dims)} names")

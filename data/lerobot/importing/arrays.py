@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from jaxtyping import Int64, UInt8
+from jaxtyping import Bool, Int64, UInt8
 
 from data.errors import DatasetError, naming_damage, short
 from data.files.limits import most_values, require_budget, require_pixels, room_for
+from data.frames import usual_columns
 from data.lerobot.importing.clock import SECOND, align
 from data.lerobot.importing.layout import CameraSource, ColumnSource, ImportLayout, TimeUnit
 from data.lerobot.importing.recording import CheckedRecording, ImportedEpisode, PendingEpisode
@@ -99,60 +100,59 @@ def check_rows(
 
 
 class Unwritten(NamedTuple):
-    """Chunks of an array that were never written: so many of all, the first from row `row` on."""
+    """Chunks of an array that are not there: so many of all, and the rows that lack some. `zeros`:
+    they may be chunks of zeros, which the format leaves out."""
 
     chunks: int
     of: int
-    row: int
-
-
-def chunk_grid(shape: Sequence[int], chunk: Sequence[int]) -> tuple[int, ...]:
-    """Number of chunks along each axis of an array."""
-    return tuple(-(-n // size) for n, size in zip(shape, chunk, strict=True))
+    rows: Bool[np.ndarray, " t"]
+    zeros: bool = False
 
 
 def unwritten(
-    grid: tuple[int, ...], rows: int, there: Iterable[tuple[int, ...]]
+    shape: Sequence[int], chunk: Sequence[int], there: Iterable[tuple[int, ...]]
 ) -> Unwritten | None:
-    """The chunks of a grid that are not among those that are there; None if all are.
+    """The chunks of an array that are not among those that are there; None if all are.
 
     Args:
-      rows: rows in a chunk.
-      there: their places in the grid, as far as they lie in it.
+      there: their places in the grid of chunks, as far as they lie in it.
     """
+    grid = tuple(-(-n // size) for n, size in zip(shape, chunk, strict=True))
     counts = Counter(
-        place[0] for place in set(there) if all(k < n for k, n in zip(place, grid, strict=True))
+        place[0]
+        for place in set(there)
+        if len(place) == len(grid) and all(k < n for k, n in zip(place, grid, strict=True))
     )
-    missing = math.prod(grid) - counts.total()
-    if not missing:
+    total, whole = math.prod(grid), math.prod(grid[1:])
+    if counts.total() == total:
         return None
-    whole = math.prod(grid[1:])
-    return Unwritten(
-        missing, math.prod(grid), rows * next(k for k in range(grid[0]) if counts[k] < whole)
-    )
+    lacking = np.array([counts[k] < whole for k in range(grid[0])])
+    return Unwritten(total - counts.total(), total, lacking.repeat(chunk[0])[: shape[0]])
 
 
 def require_written(
     file: Path, episode: str, layout: ImportLayout, lost: Callable[[str], Unwritten | None]
 ) -> None:
-    """Warns of a camera's chunks that were never written, which are read as black, if most were.
+    """Warns of chunks that are not there, if they may be zeros, or are less than half of a
+    camera's, which are read as black.
 
     Args:
       layout: without patterns.
-      lost: what was never written of the array at a path.
+      lost: what is not there of the array at a path.
 
     Raises:
-      DatasetError: chunks of a column, or most of a camera's, were never written, and would be read
-        as zeros.
+      DatasetError: others of a column's, or most of a camera's, were never written, and would be
+        read as zeros.
     """
     for path in dict.fromkeys([*layout.column_paths, *layout.camera_paths]):
         if (found := lost(path)) is None:
             continue
         said = (
             f"{found.chunks} of {found.of} chunks were never written (the first from row "
-            f"{found.row} on)"
+            f"{int(found.rows.argmax())} on)"
         )
-        if path in layout.column_paths or 2 * found.chunks > found.of:
+        column = path in layout.column_paths
+        if not found.zeros and (column or 2 * found.chunks > found.of):
             raise DatasetError(
                 file,
                 f"{episode}'{path}'",
@@ -160,24 +160,31 @@ def require_written(
                 "copied; copy it again, cut it to the rows that are there or, if those are zeros "
                 "that zarr left out, write them with write_empty_chunks.",
             )
-        _log.warning("%s, %s'%s': %s; its images there are black.", file, episode, path, said)
+        read = "zeros, as zarr leaves out chunks of zeros" if column else "black images"
+        _log.warning("%s, %s'%s': %s; they are read as %s.", file, episode, path, said, read)
 
 
 def require_filled(file: Path, episode: str, columns: Mapping[str, np.ndarray]) -> None:
-    """Checks that an episode does not end in rows that were allocated and never filled.
+    """Checks that an episode does not end in rows that were allocated and never filled; warns where
+    it has no state, as a robot at rest may be sent zeros.
 
     Raises:
       DatasetError: it ends in rows of zeros in all columns.
     """
     filled = np.flatnonzero(np.any([values.any(axis=1) for values in columns.values()], axis=0))
     count = len(next(iter(columns.values())))
-    if len(filled) and (rows := count - 1 - int(filled[-1])) > 1:
-        raise DatasetError(
-            file,
-            episode.strip() or "rows",
-            f"the last {rows} of {count} are zeros in all columns, as rows that were never written "
-            "are; cut the recording to those that were, or leave it out.",
-        )
+    rows = count - 1 - (int(filled[-1]) if len(filled) else -1)
+    if rows < 2:
+        return
+    said = f"the last {rows} of {count} are zeros in all columns, as rows that were never written"
+    if not usual_columns(columns)[0]:
+        _log.warning("%s, %s: %s are.", file, episode.strip() or "rows", said)
+        return
+    raise DatasetError(
+        file,
+        episode.strip() or "rows",
+        f"{said} are; cut the recording to those that were, or leave it out.",
+    )
 
 
 def without_depth(

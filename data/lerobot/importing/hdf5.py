@@ -5,7 +5,6 @@ untrusted file could fill a dataset with other content of the disk.
 """
 
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +20,6 @@ from data.files.limits import require_budget, require_text
 from data.lerobot.importing.arrays import (
     Unwritten,
     check_rows,
-    chunk_grid,
     described,
     pending,
     read_rows,
@@ -116,14 +114,11 @@ def _lost(arrays: Mapping[str, Any], name: str) -> Unwritten | None:
     """Chunks of a dataset that were never written; one that is not chunked counts as one."""
     array = arrays[name]
     if array.chunks is None:
-        return None if array.id.get_storage_size() else Unwritten(1, 1, 0)
-    grid = chunk_grid(array.shape, array.chunks)
-    if math.prod(grid) == array.id.get_num_chunks():
-        return None
+        return None if array.id.get_storage_size() else Unwritten(1, 1, np.ones(len(array), bool))
     starts = list[tuple[int, ...]]()
     array.id.chunk_iter(lambda chunk: starts.append(chunk.chunk_offset))
     places = (tuple(a // b for a, b in zip(s, array.chunks, strict=True)) for s in starts)
-    return unwritten(grid, array.chunks[0], places)
+    return unwritten(array.shape, array.chunks, places)
 
 
 def _place(name: str) -> str:

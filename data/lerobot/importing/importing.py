@@ -5,6 +5,7 @@ an episode is on disk when this process begins with the next one. After an inter
 call with `resume` continues.
 """
 
+import json
 import os
 import shutil
 import uuid
@@ -15,10 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data.columns import BOOKKEEPING
 from data.errors import DatasetError, require_content
 from data.files.checksums import digest_of
 from data.files.job import Done, run_job
+from data.files.json_file import read_json
 from data.files.partial import require_apart
 from data.lerobot.dataset import LeRobotDataset
 from data.lerobot.importing.csv_files import CSV
@@ -35,6 +36,7 @@ from data.lerobot.importing.recording import (
 from data.lerobot.importing.replay_buffer import ZARR
 from data.lerobot.importing.rlds_folders import RLDS
 from data.lerobot.importing.ros_bags import METADATA, ROS_BAG
+from data.lerobot.meta_writer import IMPORTED
 from data.lerobot.recording import features_of
 from data.lerobot.writer import DatasetWriter, finished_recording
 from data.statistics.pixels import Histogram
@@ -133,8 +135,8 @@ def import_dataset(
 
     Raises:
       ValueError: `out` is not empty or inside a recording, the paths hold no recordings or several
-        formats, a library is missing, or `resume` finds other recordings than the import began
-        with.
+        formats, a library is missing, or `resume` finds an import of other recordings or with
+        another layout.
       DatasetError: a recording is damaged or not as the layout says; names file and place. Earlier
         episodes stay; once it is repaired or left out, `resume` continues.
       OSError: the disk is full or fails; `resume` continues.
@@ -148,8 +150,15 @@ def import_dataset(
         checked.append(kind.check(file, layout))
         require_alike(file, "", checked[-1], checked[0], str(files[0]))
     counts = [one.episodes for one in checked]
+    about = {"layout": {k: v for k, v in asdict(layout).items() if k != "name"}}
     if resume and (done := finished_recording(Path(out))) is not None:
-        return _complete(done, sum(counts), layout, checked)
+        digests = list[str]()
+        for number, file in enumerate(files):
+            report("Comparing", number, len(files))
+            digests.append(digest_of([file, *kind.beside(file, layout)]))
+        _require_same(done, _origin(about, files, digests))
+        written = done.num_episodes, done.num_frames
+        return ImportSummary(len(files), *written, 0.0, checked[0].unused, complete=True)
     with kind.episodes(files[0], layout) as episodes:
         features = _features(episodes[0].read())
     aside = Path(out).absolute().with_name(Path(out).name + _ENCODED)
@@ -159,12 +168,12 @@ def import_dataset(
         features=features,
         robot_type=layout.robot or None,
         resume=resume,
-        about={"layout": {k: v for k, v in asdict(layout).items() if k != "name"}},
+        about=about,
     ) as writer:
-        before, units = list(writer.notes), list[Unit]()
+        before, units, digests = list(writer.notes), list[Unit](), list[str]()
         for number, file in enumerate(files):
             report("Comparing" if before else "Reading", number, len(files))
-            digest = digest_of([file, *kind.beside(file, layout)])
+            digests.append(digest := digest_of([file, *kind.beside(file, layout)]))
             place = Path(os.path.abspath(file))
             notes = _notes_of(before, place, digest, Path(out))
             if not (notes and notes[-1]["last"]):
@@ -179,38 +188,19 @@ def import_dataset(
         try:
             for unit, (read, error) in zip(units, run_job(reading, units), strict=True):
                 for part, (episode, name, of, left_out) in enumerate(read, unit.first + 1):
-                    about: dict[str, Any] = {"file": str(unit.file), "sha256": unit.digest}
-                    about |= {"last": part == of, "left_out": left_out}
-                    _add(writer, episode, name, about)
+                    note: dict[str, Any] = {"file": str(unit.file), "sha256": unit.digest}
+                    note |= {"last": part == of, "left_out": left_out}
+                    _add(writer, episode, name, note)
                     share = part * counts[unit.number] // of
                     report("Importing", sum(counts[: unit.number]) + share, sum(counts))
                 if error is not None:
                     raise error
         finally:
             shutil.rmtree(aside, ignore_errors=True)
+        writer.origin = _origin(about, files, digests)
         left_out = sum(note.get("left_out", 0.0) for note in writer.notes)
         written = writer.num_episodes, writer.num_frames
         return ImportSummary(len(files), *written, left_out, checked[0].unused)
-
-
-def _complete(
-    done: LeRobotDataset, episodes: int, layout: ImportLayout, checked: Sequence[CheckedRecording]
-) -> ImportSummary:
-    """Summary of an import that has ended.
-
-    Raises:
-      ValueError: it was another import.
-    """
-    names = set(done.features) - set(BOOKKEEPING)
-    if done.fps != layout.fps or names != set(checked[0].shapes) or done.num_episodes < episodes:
-        raise ValueError(
-            f"{done.root}: is a finished dataset of {done.num_episodes} episodes at {done.fps:g} "
-            f"fps with {', '.join(sorted(names))}, not of these {episodes} or more at "
-            f"{layout.fps} fps with {', '.join(sorted(checked[0].shapes))}; import the others to "
-            "another folder and join both with `tools.data edit`."
-        )
-    counts = len(checked), done.num_episodes, done.num_frames
-    return ImportSummary(*counts, 0.0, checked[0].unused, complete=True)
 
 
 def find_recordings(paths: Sequence[str | Path]) -> tuple[RecordingFormat, list[Path]]:
@@ -291,6 +281,31 @@ def _units(number: int, file: Path, digest: str, first: int, count: int) -> Iter
         return
     for part in range(first, count):
         yield Unit(number, file, digest, part, part + 1)
+
+
+def _origin(about: dict[str, Any], files: Sequence[Path], digests: Sequence[str]) -> dict[str, Any]:
+    """Data that determine an import: its layout, and the names and SHA-256 of the recordings."""
+    recordings = [[file.name, digest] for file, digest in zip(files, digests, strict=True)]
+    return json.loads(json.dumps({**about, "recordings": recordings}))
+
+
+def _require_same(done: LeRobotDataset, origin: dict[str, Any]) -> None:
+    """Raises ValueError if a finished dataset is not that of the import of this origin."""
+    path = done.root / IMPORTED
+    if not path.is_file():
+        raise ValueError(
+            f"{done.root}: is a finished dataset, and no {IMPORTED} tells what was imported to it; "
+            "import to another folder."
+        )
+    known = read_json(path, path, "import to another folder")
+    if known != origin:
+        same = isinstance(known, dict) and known.get("recordings") == origin["recordings"]
+        other = "with another layout or task" if same else "from other recordings"
+        raise ValueError(
+            f"{done.root}: is a finished dataset of {done.num_episodes} episodes that was imported "
+            f"{other} (see {IMPORTED}); import these to another folder and join both with "
+            "`tools.data edit`."
+        )
 
 
 def _notes_of(

@@ -206,13 +206,18 @@ def _source(value: Any) -> dict[str, Any]:
 
 
 def _numbered(sources: tuple[ColumnSource, ...], names: list[str]) -> tuple[ColumnSource, ...]:
-    """The sources once for each number that a `#` stands for in the first that has one."""
-    first = next((source.path for source in sources if "#" in source.path), None)
+    """The sources once for each number that a `#` stands for in the first that has one; names that
+    have a `#` themselves stay as they are."""
+    first = next((s.path for s in sources if "#" in s.path and s.path not in names), None)
     if first is None:
         return sources
     pattern = re.compile(re.escape(first).replace(r"\#", r"(\d+)", 1))
     found = sorted({int(match[1]) for name in names if (match := pattern.fullmatch(name))}) or [0]
-    return tuple(replace(s, path=s.path.replace("#", str(k))) for k in found for s in sources)
+    return tuple(
+        s if s.path in names else replace(s, path=s.path.replace("#", str(k)))
+        for k in found
+        for s in sources
+    )
 
 
 def _filled(name: str, paths: list[str], names: list[str], file: Path) -> dict[str, list[str]]:

@@ -7,7 +7,7 @@ zarr package reads formats 2 and 3 of zarr; imagecodecs reads JPEG XL.
 
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,6 @@ from data.files.limits import require_budget, require_text
 from data.lerobot.importing.arrays import (
     Unwritten,
     check_rows,
-    chunk_grid,
     described,
     pending,
     read_rows,
@@ -57,7 +56,7 @@ def _recognises(path: Path) -> bool:
 def _check(path: Path, layout: ImportLayout) -> CheckedRecording:
     with _open(path) as buffer:
         resolved, arrays, ends = _rows_of(buffer, layout)
-        require_written(path, "", resolved, buffer.lost)
+        require_written(path, "", resolved, _lost(buffer, resolved, arrays).get)
         _pending(buffer, resolved, arrays, ends)
         return described(len(ends), resolved, arrays, buffer.names)
 
@@ -85,6 +84,28 @@ def _pending(
             with _reading(path, place):
                 times = np.asarray(arrays[layout.time][rows])
         found += pending(path, place, layout, times, read)
+    return found
+
+
+def _lost(
+    buffer: "_Buffer", layout: ImportLayout, arrays: Mapping[str, Any]
+) -> dict[str, Unwritten]:
+    """Chunks that no file holds, by path. They may be zeros, which zarr leaves out, in a column of
+    integers, of one or two numbers, or with rows of zeros elsewhere, unless there are rows that all
+    columns lack."""
+    paths = dict.fromkeys([*layout.column_paths, *layout.camera_paths])
+    found = {path: lost for path in paths if (lost := buffer.lost(path)) is not None}
+    columns = dict.fromkeys(layout.column_paths)
+    lacking = [found[path].rows for path in columns if path in found]
+    if len(lacking) == len(columns) > 1 and np.all(lacking, axis=0).any():
+        return found
+    for path in (path for path in columns if path in found):
+        with _reading(buffer.path, f"'{path}'"):
+            values = np.asarray(arrays[path][:])
+        there = values.reshape(len(values), -1)[~found[path].rows]
+        rest = not there.any(axis=1).all()
+        zeros = there.dtype.kind != "f" or rest or len(np.unique(there)) <= 2
+        found[path] = found[path]._replace(zeros=bool(zeros))
     return found
 
 
@@ -194,8 +215,7 @@ class _Buffer(NamedTuple):
         chunk = array.shards or array.chunks
         keys = (_KEY.fullmatch(file.removeprefix(place)) for file in self._within(place))
         there = (tuple(map(int, re.split(r"[./]", key[1]))) for key in keys if key)
-        grid = chunk_grid(array.shape, chunk)
-        return unwritten(grid, chunk[0], (place for place in there if len(place) == len(grid)))
+        return unwritten(array.shape, chunk, there)
 
     def _within(self, folder: str) -> list[str]:
         """Names of the files of a folder."""

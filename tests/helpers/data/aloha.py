@@ -13,5 +13,5 @@ def write_aloha(folder: Path) -> Path:
         with h5py.File(folder / f"episode_{number}.hdf5", "w") as root:
             root["observations/qpos"] = np.full((4, 14), number, np.float32)
             root["observations/images/top"] = np.full((4, 16, 16, 3), 99, np.uint8)
-            root["action"] = np.zeros((4, 14), np.float32)
+            root["action"] = np.ones((4, 14), np.float32)
     return folder

@@ -10,6 +10,8 @@ import pytest
 from PIL import Image
 
 from data import open_dataset
+from data.edit.edit import edit_dataset
+from data.edit.plan import Edit
 from data.lerobot.importing.importing import import_dataset
 from data.lerobot.importing.layout import read_layout
 from data.validation.validate import validate
@@ -86,7 +88,7 @@ def robomimic(path, demos=12):
                 obs = demo.create_group(group)
                 obs.create_dataset("agentview_image", data=pictures(4))
                 obs.create_dataset("robot0_eef_pos", data=np.full((4, 3), float(number)))
-                obs.create_dataset("robot0_eef_quat", data=np.zeros((4, 4)))
+                obs.create_dataset("robot0_eef_quat", data=np.tile([0.0, 0, 0, 1], (4, 1)))
                 obs.create_dataset("robot0_gripper_qpos", data=np.zeros((4, 2)))
             demo.create_dataset("actions", data=np.full((4, 7), float(number)))
             demo.attrs["num_samples"] = 4
@@ -392,11 +394,18 @@ def test_rows_of_a_column_that_were_never_written_are_counted(tmp_path, chunked,
     assert not (tmp_path / "out").exists()
 
 
-def test_an_episode_that_ends_in_rows_that_were_only_allocated_is_refused(tmp_path):
-    rows = np.where(np.arange(10)[:, None] < 6, np.ones((10, 14)), 0.0)
+@pytest.mark.parametrize("filled", [0, 6])
+def test_an_episode_that_ends_in_rows_that_were_only_allocated_is_refused(tmp_path, caplog, filled):
+    rows = np.where(np.arange(10)[:, None] < filled, np.ones((10, 14)), 0.0)
     aloha(tmp_path / "a.hdf5", 10, qpos=rows, action=rows)
-    with pytest.raises(ValueError, match="rows: the last 4 of 10 are zeros in all columns"):
+    said = f"rows: the last {10 - filled} of 10 are zeros in all columns"
+    with pytest.raises(ValueError, match=said):
         read(tmp_path / "a.hdf5", tmp_path / "out")
+    layout = tmp_path / "actions.json"
+    layout.write_text(json.dumps({"like": "aloha", "columns": {"action": "action"}}))
+    found = read(tmp_path / "a.hdf5", tmp_path / "rest", str(layout))
+    assert said in caplog.text
+    np.testing.assert_array_equal(found.column("action"), rows)
 
 
 def test_pictures_that_were_never_written_are_counted_in_a_warning(tmp_path, caplog):
@@ -417,7 +426,7 @@ def test_a_second_arm_is_taken_and_what_a_layout_leaves_out_is_listed(tmp_path):
     layout = read_layout("robomimic")
     summary = import_dataset([tmp_path / "two.hdf5"], tmp_path / "out", layout)
     state = open_dataset(tmp_path / "out").column(STATE)
-    np.testing.assert_array_equal(state, np.repeat([[0.0, 5.0]], 9, axis=1).repeat(4, axis=0))
+    np.testing.assert_array_equal(state, [[*[0] * 6, 1, 0, 0, *[5] * 9]] * 4)
     assert "obs/object" in summary.unused
     assert "obs/robot0_base_to_eef_pos" in summary.unused
     assert not {"obs/robot1_eef_pos", "obs/agentview_image", "actions"} & {*summary.unused}
@@ -504,8 +513,30 @@ def test_resuming_a_finished_import_says_so_and_changes_nothing(tmp_path):
     assert (found.complete, found.episodes, found.frames) == (True, 2, 12)
     assert not left.exists()
     assert open_dataset(tmp_path / "out").digest == before
-    aloha(tmp_path / "in_2.hdf5", cameras=("top",))
-    with pytest.raises(ValueError, match=r"is a finished dataset of 2 episodes at 50 fps .* 3 or"):
-        import_dataset([tmp_path], tmp_path / "out", layout, resume=True)
     with pytest.raises(ValueError, match="already exists and is not empty; choose another path"):
         import_dataset([tmp_path], tmp_path / "out", layout)
+
+
+def test_resuming_another_import_than_the_finished_one_is_refused(tmp_path):
+    path, out = aloha(tmp_path / "in_0.hdf5", cameras=("top",)), tmp_path / "out"
+    read(path, out)
+    assert [p for p in validate(out) if p.severity == "error"] == []
+    velocity = tmp_path / "velocity.json"
+    velocity.write_text(json.dumps({"like": "aloha", "columns": {"action": "observations/qvel"}}))
+
+    def resumed(*paths, layout="aloha", task="lift it"):
+        import_dataset(paths, out, read_layout(layout, task=task), resume=True)
+
+    other = r"1 episodes that was imported with another layout or task \(see meta/imported"
+    for changed in ({"task": "drop it"}, {"layout": str(velocity)}):
+        with pytest.raises(ValueError, match=other):
+            resumed(path, **changed)
+    second = aloha(tmp_path / "in_1.hdf5", seed=1, cameras=("top",))
+    for paths in ([second], [path, second]):
+        with pytest.raises(ValueError, match="imported from other recordings"):
+            resumed(*paths)
+    edit_dataset([out], tmp_path / "copied", Edit())
+    assert not (tmp_path / "copied/meta/imported.json").exists()
+    (out / "meta/imported.json").unlink()
+    with pytest.raises(ValueError, match=r"no meta/imported\.json tells what was imported"):
+        resumed(path)

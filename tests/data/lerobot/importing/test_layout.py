@@ -49,6 +49,19 @@ def test_a_name_goes_before_a_pattern_that_fits_it_too(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("sources", "names", "found"),
+    [
+        (["r#_x", "r#_y"], ["r0_x", "r0_y", "r1_x", "r1_y"], ["r0_x", "r0_y", "r1_x", "r1_y"]),
+        (["joint#1", "joint#2"], ["joint#1", "joint#2"], ["joint#1", "joint#2"]),
+        (["joint#1", "r#_x"], ["joint#1", "r0_x"], ["joint#1", "r0_x"]),
+    ],
+)
+def test_a_number_sign_is_a_pattern_unless_a_name_has_it(tmp_path, sources, names, found):
+    read = read_layout(written(tmp_path, PLAIN | {"columns": {"action": sources}}))
+    assert [s.path for s in read.resolved(names, Path("file")).columns["action"]] == found
+
+
+@pytest.mark.parametrize(
     ("said", "message"),
     [
         ("{", "is not valid JSON"),

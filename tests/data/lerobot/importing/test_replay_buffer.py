@@ -191,3 +191,54 @@ def test_umis_second_gripper_is_taken_and_what_is_left_out_is_listed(tmp_path):
     np.testing.assert_array_equal(found.column("observation.state"), found.column("action"))
     assert found.cameras == ("observation.images.camera0", "observation.images.camera1")
     assert summary.unused == ("robot0_demo_start_pose", "robot1_demo_start_pose")
+
+
+def chunked(path, zarr_format, **changed):
+    """A buffer of 40 rows in chunks of 10 rows, without the chunks that are zeros alone."""
+    rng = np.random.default_rng(0)
+    arrays = {"state": rng.normal(size=(40, 5)), "action": rng.normal(size=(40, 2))} | changed
+    root = zarr.open_group(path, mode="w", zarr_format=zarr_format)
+    for name, values in arrays.items():
+        root.create_array(f"data/{name}", data=values, chunks=(10, *values.shape[1:]))
+    root.create_array("meta/episode_ends", data=np.array([40]))
+    return arrays
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize(
+    ("extra", "count"),
+    [
+        (np.where(np.arange(40) < 25, 0, 0.04), "2 of 4"),
+        (np.where(np.arange(40) < 20, 0, 0.04)[:, None], "2 of 4"),
+        (np.maximum(np.arange(40) - 25, 0.0), "2 of 4"),
+        (np.zeros((40, 3)), "4 of 4"),
+        (np.arange(40) % 20 // 10 * np.arange(40), "2 of 4"),
+    ],
+    ids=["gripper", "gripper that moves between chunks", "ramp", "unused base", "integers"],
+)
+def test_chunks_of_zeros_that_zarr_left_out_are_zeros_and_counted(
+    tmp_path, caplog, zarr_format, extra, count
+):
+    arrays = chunked(tmp_path / "a.zarr", zarr_format, extra=extra)
+    layout = tmp_path / "layout.json"
+    columns = {"observation.state": ["state", "extra"], "action": "action"}
+    layout.write_text(json.dumps({"fps": 10, "columns": columns}))
+    import_dataset([tmp_path / "a.zarr"], tmp_path / "out", read_layout(str(layout), task="go"))
+    found = open_dataset(tmp_path / "out")
+    assert f"'extra': {count} chunks were never written (the first from row 0 on)" in caplog.text
+    expected = np.concatenate([arrays["state"], extra.reshape(40, -1)], axis=1)
+    np.testing.assert_array_equal(found.column("observation.state"), expected.astype(np.float32))
+
+
+@pytest.mark.parametrize("rows", [slice(10, 20), slice(30, 40)])
+def test_chunks_of_rows_that_all_columns_lack_are_refused(tmp_path, rows):
+    arrays = {"state": np.ones((40, 5)), "action": np.ones((40, 2), np.int64)}
+    for values in arrays.values():
+        values[rows] = 0
+    chunked(tmp_path / "a.zarr", 3, **arrays)
+    layout = tmp_path / "layout.json"
+    columns = {"observation.state": "state", "action": "action"}
+    layout.write_text(json.dumps({"fps": 10, "columns": columns}))
+    with pytest.raises(ValueError, match=rf"'state': 1 of 4 chunks .*from row {rows.start} on"):
+        load(tmp_path / "a.zarr", tmp_path / "out", str(layout))
+    assert not (tmp_path / "out").exists()
