@@ -3,7 +3,7 @@ of the opposite sign; and angles that wrap, which jump by a full turn where the 
 
 Numbers of each episode are compared with their medians over all. Only a gripper's dims are compared
 by sign, since a joint may well move one way in one episode and the other way in the next: those
-whose name says so, or else the last of an arm, and only where they stay near two values.
+whose name says so, or the last of an arm without names, and only where they stay near two values.
 """
 
 import math
@@ -25,8 +25,9 @@ radians is."""
 _POINTS, _ENDS, _NEAR = 16, 0.2, 0.7
 """Moments of an episode at which a gripper is compared; and the share of its frames that are within
 this part of its range from either end."""
-_ALIKE, _MOST, _FEWEST = 0.6, 0.8, 4
-"""Least correlation that tells a sign; the least share and the least number of episodes with it."""
+_ALIKE, _MOST, _FEWEST, _RARE = 0.6, 0.8, 4, 0.25
+"""Least correlation that tells a sign; the least share and the least number of episodes with it;
+and the largest share with the other sign, unless the gripper's own state has only one."""
 _GRIPPER = re.compile(r"grip|finger|jaw|claw", re.IGNORECASE)
 _TWO_ARMS = 12
 
@@ -59,13 +60,14 @@ class Movement(NamedTuple):
 
 
 def grippers(dataset: Dataset, column: str) -> list[int]:
-    """Dims that are a gripper's: those named so, or else the last of each arm."""
+    """Dims that are a gripper's: those named so, or without any names the last of each arm."""
     feature = dataset.features[column]
     count = math.prod(feature["shape"])
     names = dimension_names(feature.get("names"), count)
     named = [dim for dim, name in enumerate(names) if _GRIPPER.search(name)]
     halves = [count // 2 - 1] if count >= _TWO_ARMS and count % 2 == 0 else []
-    return named or [*halves, count - 1]
+    told = names != [str(dim) for dim in range(count)]
+    return named if named or told else [*halves, count - 1]
 
 
 def movement(
@@ -134,13 +136,15 @@ def find_odd(
     tasks = runs.task[np.minimum(first, len(runs.task) - 1)]
     for column, facts in found.items():
         for g, dim in enumerate(grippers(dataset, column)):
-            ways = [facts.side[:, g], _along_tasks(facts.course[:, g], tasks[facts.episode])]
+            along = _along_tasks(facts.course[:, g], tasks[facts.episode])
+            ways = [(facts.side[:, g], _RARE), (along, _RARE)]
             for other, state in found.items():
                 if column in actions and other not in actions:
                     both = np.einsum("ep,egp->eg", facts.course[:, g], state.course)
-                    ways += list(both.T)
-            for signs in ways:
-                odd = facts.episode[_minority(signs)].tolist()
+                    same = both.shape[1] == facts.course.shape[1]
+                    ways += [(both[:, g], 0.5)] if same else [(way, _RARE) for way in both.T]
+            for signs, most in ways:
+                odd = facts.episode[_minority(signs, most)].tolist()
                 if odd:
                     yield OddEpisodes(
                         "gripper", column, (dim,), tuple(odd),
@@ -211,8 +215,9 @@ def _along_tasks(
     return found
 
 
-def _minority(signs: Float32[np.ndarray, " e"]) -> Int64[np.ndarray, " _k"]:
-    """Rows of the rarer sign, if nearly all episodes have a clear one."""
+def _minority(signs: Float32[np.ndarray, " e"], most: float = _RARE) -> Int64[np.ndarray, " _k"]:
+    """Rows of the rarer sign, if nearly all episodes have a clear one, and at most this share of
+    them that one."""
     told = np.isfinite(signs)
     clear = told & (np.abs(signs) > _ALIKE)
     if clear.sum() < max(_FEWEST, _MOST * told.sum()):
@@ -220,7 +225,8 @@ def _minority(signs: Float32[np.ndarray, " e"]) -> Int64[np.ndarray, " _k"]:
     if not (clear & (signs < 0)).any() or not (clear & (signs > 0)).any():
         return np.zeros(0, np.int64)
     ways = [np.flatnonzero(told & (way * signs > _ALIKE / 2)) for way in (-1, 1)]
-    return min(ways, key=lambda rows: (len(rows), np.argmax(clear) in rows))
+    rarer = min(ways, key=lambda rows: (len(rows), np.argmax(clear) in rows))
+    return rarer if len(rarer) <= most * clear.sum() else rarer[:0]
 
 
 def listed(episodes: Sequence[int]) -> str:
