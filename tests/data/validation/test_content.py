@@ -161,6 +161,29 @@ def either_way(values, episode):
     return values
 
 
+def aborted(values, episode):
+    values[:, :5] *= 180 / np.pi
+    values[:, :5] *= np.array([1, 5, 1, 5, 2]) / 120 if episode == 5 else 1
+    return values
+
+
+def resting(values, episode):
+    values[:, :5] = (values[:, :5] / (60 if episode == 5 else 1) + 0.08) * 180 / np.pi
+    return values
+
+
+def keyed(values, episode):
+    keys = np.repeat([0, 1, -1 if episode == 2 else 0, 0, 1, 0], 5)
+    values[:, 3] = 3.0 * keys[: len(values)]
+    return values
+
+
+def turning_twice(values, episode):
+    values = turning(values, episode)
+    values[:, 2] = np.degrees(values[:, 3])
+    return values
+
+
 def two_grippers(values, episode):
     quarter = np.arange(len(values)) * 4 // len(values)
     values[:, 4] = np.where(quarter == episode % 4, 1.0, -1.0)
@@ -172,6 +195,9 @@ JOINTS = [f"joint {dim}" for dim in range(6)]
 SOUND = {
     "a last joint that is no gripper": (either_way, either_way, JOINTS),
     "a last dim that moves either way": (flipped, flipped, None),
+    "joints in degrees, once near zero": (aborted, plain, None),
+    "joints in degrees, once at rest": (resting, plain, None),
+    "a velocity that changes sides": (keyed, plain, None),
     "two grippers, once in turn": (
         two_grippers, two_grippers, [*JOINTS[:4], "left gripper", "right gripper"]
     ),
@@ -184,6 +210,13 @@ def test_what_robots_do_is_not_taken_for_another_convention(tmp_path, case):
     dataset = open_dataset(write(tmp_path / "set", state, action, None, names))
     stats = compute(dataset, names=NUMBERS)
     assert odd_episodes(dataset, stats, NUMBERS, lambda *_: None) == []
+
+
+def test_each_angle_is_named_by_its_own_full_turn(tmp_path):
+    dataset = open_dataset(write(tmp_path / "set", turning_twice, see=None))
+    stats = compute(dataset, names=NUMBERS)
+    found = odd_episodes(dataset, stats, NUMBERS, lambda *_: None)
+    assert [(one.dims, one.sentence.split()[2]) for one in found] == [((3,), "2π"), ((2,), "360°")]
 
 
 def test_a_camera_may_see_the_same_where_the_robot_stands_as_before(tmp_path):
