@@ -182,9 +182,11 @@ def depth_cameras(dataset: Dataset) -> tuple[str, ...]:
 
 
 def dimension_names(names: object, size: int) -> list[str]:
-    """Names of a feature's dimensions as `flat_names` reads them; their numbers if there are more
-    or fewer."""
+    """Names of a feature's dimensions as `flat_names` reads them; if there are more or fewer, those
+    of the first list of a dict that has as many, or else their numbers."""
     found = flat_names(names)
+    if len(found) != size and isinstance(names, Mapping):
+        found = next((x for x in map(flat_names, names.values()) if len(x) == size), found)
     return found if len(found) == size else [str(dim) for dim in range(size)]
 
 

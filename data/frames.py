@@ -21,6 +21,8 @@ __all__ = ["ACTION", "STATE", "Feed", "Frames", "Runs", "Stats", "usual_columns"
 STATE, ACTION = "observation.state", "action"
 _USUAL = ((STATE, "state", "observation.states"), (ACTION, "actions"))
 """Names of the columns of states and of actions: LeRobot's, openpi's, AgiBot's."""
+_OF_FRAMES = ("timestamp", "index", "is_pad", "done")
+"""Ends of the names of parts that tell about frames, not about the robot."""
 
 Stats = dict[str, np.ndarray]
 """min, max, mean, std, q01, q10, q50, q90, q99 per dimension, and count [1]."""
@@ -29,8 +31,8 @@ Stats = dict[str, np.ndarray]
 def usual_columns(names: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The columns of states and those of actions among `names`: `observation.state` or `state`, and
     `action` or `actions`; where there is none, all columns that are parts of one, such as
-    `observation.state.joint_position`."""
-    known = list(names)
+    `observation.state.joint_position`, but for times, numbers and marks of frames."""
+    known = [name for name in names if not name.endswith(_OF_FRAMES)]
 
     def of(usual: tuple[str, ...]) -> tuple[str, ...]:
         whole = [name for name in usual if name in known]

@@ -64,16 +64,22 @@ class EpisodeRecorder:
       folder: for `episode_000000.npz` and so on, numbered after the existing files.
       jpeg: quality, 1 to 100, at which images are stored as JPEG; None stores them as they are, in
         about ten times the bytes (two cameras of 640 × 480 at 30 Hz: 55 MB a second). Images that
-        are not uint8 [h, w, 3] always are.
+        are not uint8 [h, w, 3] always are, and all are, with a warning, if no JPEG encoder is
+        installed.
       queued: ticks that may wait for the disk; more are dropped and counted.
-
-    Raises:
-      ImportError: no JPEG encoder is installed.
     """
 
     def __init__(self, folder: str | Path, *, jpeg: int | None = 90, queued: int = _QUEUED) -> None:
         self.folder, self._jpeg = Path(folder), jpeg
-        self._encode = None if jpeg is None else encoder()
+        try:
+            self._encode = None if jpeg is None else encoder()
+        except ImportError:
+            self._encode = None
+            log.warning(
+                "%s: images are stored as they are, in about ten times the bytes of JPEG, which "
+                "needs simplejpeg or pillow: pip install './client[jpeg]'",
+                folder,
+            )
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._places = threading.BoundedSemaphore(queued)
         self._dropped = self._written = 0
@@ -86,10 +92,11 @@ class EpisodeRecorder:
         self._thread = threading.Thread(target=self._run, name="chiliad recorder", daemon=True)
 
     def describe(self, robot: Any) -> None:
-        """Keeps a robot's `name`, `state_names` and `action_names`, as far as it has them, for the
-        episodes that begin from now on."""
+        """Keeps a robot's `name`, `state_names` and `action_names`, as far as it has them (names in
+        lists), for the episodes that begin from now on."""
         of = {"observation.state": "state_names", "action": "action_names"}
-        names = {c: list(map(str, getattr(robot, a))) for c, a in of.items() if hasattr(robot, a)}
+        told = {c: getattr(robot, a, None) for c, a in of.items()}
+        names = {c: list(map(str, x)) for c, x in told.items() if isinstance(x, (list, tuple))}
         self._robot = {"robot": str(getattr(robot, "name", "")), "names": json.dumps(names)}
 
     def begin(self, hz: float, prompt: str) -> None:

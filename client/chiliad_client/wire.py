@@ -19,8 +19,8 @@ _KINDS = "biuf"
 _NUMBERS = re.compile(r"[<>|=]?(b1|[iu][1248]|f[248])")
 LARGEST = 16 * 2**20
 """Largest message that is read, in bytes."""
-_CONTAINERS, _LENGTH, _DEPTH = 256, 256, 4
-"""Limits: maps and lists in a message, entries of each, and maps within maps."""
+_CONTAINERS, _ENTRIES, _KEYS, _DEPTH = 256, 10_000, 256, 4
+"""Limits: maps and lists in a message, entries of a list and of a map, and maps within maps."""
 _NEITHER = (b"nd", b"complex", "__ndarray__", "__npgeneric__")
 """Keys of arrays as the package msgpack-numpy writes them, and of openpi's as text."""
 
@@ -65,8 +65,8 @@ def unpack(data: bytes) -> dict[str, Any]:
             data,
             object_hook=counted,
             list_hook=counted,
-            max_array_len=_LENGTH,
-            max_map_len=_LENGTH,
+            max_array_len=_ENTRIES,
+            max_map_len=_KEYS,
             max_ext_len=0,
         )
     except ValueError as error:

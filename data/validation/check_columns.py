@@ -276,7 +276,7 @@ def odd_episodes(
     parts = list(run_job(watching, ranges, done))
     found = {name: joined([part for of in parts for part in of[name]]) for name in names}
     actions = usual_columns(names)[1]
-    return list(find_odd(dataset, found, actions))
+    return list(find_odd(dataset, stats, found, actions))
 
 
 @dataclass(frozen=True)

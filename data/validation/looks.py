@@ -15,7 +15,7 @@ from data.errors import DatasetError, Problem, from_error, warning
 from data.files.job import Done, adding_up, run_job
 from data.frames import usual_columns
 from data.statistics.idle import by_episode, usual_extent
-from data.statistics.stats import compute, numeric_columns
+from data.statistics.stats import Stats, compute, numeric_columns
 from data.validation.conventions import listed
 from models.files.terminal import counted
 
@@ -87,10 +87,13 @@ def check_looks(dataset: Dataset, columns: Sequence[str], report: Report) -> Ite
         most = min(most, max(1, _DECODED // max(1, int(lengths.mean()))))
     places = np.linspace(0, len(there) - 1, min(most, len(there))).round().astype(int)
     chosen = there[places].tolist() if dataset.cameras else []
-    moving = _moving(dataset, chosen, columns)
+    state, actions = usual_columns(numeric_columns(dataset))
+    names = list(columns) or [*state, *actions]
+    stats = compute(dataset, chosen, names) if names and chosen else {}
+    moved = moving(dataset, chosen, stats)
     done = adding_up(lambda done, total: report("Looking", done, total), len(chosen))
     found: dict[OddLook, list[int]] = {}
-    looking = run_job(_Looking(dataset, moving), chosen, done)
+    looking = run_job(_Looking(dataset, moved), chosen, done)
     for episode, odd in zip(chosen, looking, strict=True):
         for one in odd:
             if isinstance(one, Problem):
@@ -107,18 +110,18 @@ def check_looks(dataset: Dataset, columns: Sequence[str], report: Report) -> Ite
         )  # fmt: skip
 
 
-def _moving(dataset: Dataset, episodes: Sequence[int], columns: Sequence[str]) -> set[int]:
-    """The episodes in which the robot moves."""
-    state, actions = usual_columns(numeric_columns(dataset))
-    names = list(columns) or [*state, *actions]
+def moving(dataset: Dataset, episodes: Sequence[int], stats: Mapping[str, Stats]) -> set[int]:
+    """The episodes, of at least one frame, in which the robot moves between the moments that are
+    looked at, by the columns of these statistics."""
+    names = list(stats)
     if not names or not episodes:
         return set()
-    extent = usual_extent(compute(dataset, episodes, names), names)
+    extent = usual_extent(stats, names)
     values = by_episode(dataset, names, episodes)
     return {
         episode
         for episode, rows in zip(episodes, values, strict=True)
-        if (np.ptp(rows, axis=0) > _MOVES * extent)[extent > 0].any()
+        if (np.ptp(rows[_moments(len(rows))], axis=0) > _MOVES * extent)[extent > 0].any()
     }
 
 
@@ -127,19 +130,21 @@ class _Looking:
     """A look at one episode as a job: its findings, or the problem of an unreadable picture."""
 
     dataset: Dataset
-    moving: set[int]
+    moved: set[int]
 
     def __call__(self, episode: int, done: Done) -> list[OddLook | Problem]:
         dataset, seen = self.dataset, dict[str, Thumbs]()
+        at = _moments(int(dataset.lengths[episode]))
         try:
             for camera, there in zip(dataset.cameras, dataset.present[episode], strict=True):
                 if there:
-                    seen[camera] = thumbs(frames_at(dataset, episode, camera, self._at(episode)))
+                    seen[camera] = thumbs(frames_at(dataset, episode, camera, at))
         except DatasetError as raised:
             return [from_error(raised)]
         done(1)
-        return list(odd_looks(seen, episode in self.moving))
+        return list(odd_looks(seen, episode in self.moved))
 
-    def _at(self, episode: int) -> Int64[np.ndarray, " m"]:
-        last = int(self.dataset.lengths[episode]) - 1
-        return np.unique(np.linspace(0, last, _MOMENTS).round().astype(np.int64))
+
+def _moments(length: int) -> Int64[np.ndarray, " m"]:
+    """Frames of an episode that are looked at."""
+    return np.unique(np.linspace(0, length - 1, _MOMENTS).round().astype(np.int64))

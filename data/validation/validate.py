@@ -5,6 +5,7 @@ trusted: whatever the files hold, the result is a list.
 """
 
 from collections.abc import Sequence
+from inspect import signature
 from pathlib import Path
 
 from data.dataset import Report, find_format, open_as
@@ -37,6 +38,14 @@ def validate(
         return [from_error(raised)]
     check = kind.validate or check_dataset
     report = progress or (lambda what, done, total: None)
+    try:
+        signature(check).bind(dataset, report, columns)
+    except TypeError as raised:
+        sentence = (
+            f"has a `validate` that cannot be called with a dataset, a report and the columns that "
+            f"are trained on ({raised}); add `columns` as its third parameter."
+        )
+        return [error(dataset.root, f"format '{kind.name}'", sentence)]
     if unknown := [name for name in columns if name not in dataset.column_names]:
         sentence = f"is none of {list(dataset.column_names)}; name some of those."
         return [error(dataset.root, f"column '{unknown[0]}'", sentence)]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, UInt8
+from jaxtyping import UInt8
 from PIL import Image, ImageOps
 
 from data.dataset import Dataset, Report, frames_at
@@ -22,7 +22,7 @@ from data.errors import DatasetError
 from data.statistics.episodes import EpisodeFacts, episode_facts, unlike
 from data.statistics.idle import IdleLimits
 from data.validation.check_columns import odd_episodes
-from data.validation.looks import SIDE, odd_looks
+from data.validation.looks import SIDE, moving, odd_looks
 from data.view import browse_page, distributions
 from data.view.page import STYLE
 from models.files.page import listed, page, script_data
@@ -71,8 +71,9 @@ def write_browser(
         raise ValueError(f"{out}: already has other files; choose a folder that is new or empty.")
     facts = episode_facts(dataset, limits, columns, report)
     section = distributions.distributions(dataset, facts.stats, against, report)
-    moves = (facts.still < _MUCH_STILL * dataset.lengths) & (dataset.lengths >= _MOMENTS)
-    sheets, unreadable, odd = _sheets(dataset, out, moves, report)
+    long = np.flatnonzero(dataset.lengths >= _MOMENTS).tolist()
+    moved = moving(dataset, long, facts.stats)
+    sheets, unreadable, odd = _sheets(dataset, out, moved, report)
     for one in odd_episodes(dataset, facts.stats, list(facts.stats), report):
         odd[_ODD[one.kind]].update(one.episodes)
     marked = _marked(dataset, facts, {"unreadable": set(unreadable), **odd})
@@ -119,10 +120,10 @@ def _marked(dataset: Dataset, facts: EpisodeFacts, odd: Mapping[str, set[int]]) 
 
 
 def _sheets(
-    dataset: Dataset, out: Path, moves: Bool[np.ndarray, " e"], report: Report
+    dataset: Dataset, out: Path, moved: set[int], report: Report
 ) -> tuple[list[list[str]], dict[int, str], dict[str, set[int]]]:
     """Files of each camera's sheets; episodes whose images cannot be read, with reasons; and those
-    in which they are odd, by mark. `moves`: the episodes in which the robot moves."""
+    in which they are odd, by mark. `moved`: the episodes in which the robot moves."""
     folder, count = out / "sheets", len(dataset.lengths)
     folder.mkdir(parents=True, exist_ok=True)
     files: list[list[str]] = [[] for _ in dataset.cameras]
@@ -143,7 +144,7 @@ def _sheets(
         for row, i in enumerate(episodes):
             there = zip(dataset.cameras, dataset.present[i], strict=True)
             shown = {c: seen[c][row] for c, has in there if has and i not in unreadable}
-            for one in odd_looks(shown, bool(moves[i])) if dataset.lengths[i] else ():
+            for one in odd_looks(shown, i in moved) if dataset.lengths[i] else ():
                 odd[_ODD[one.kind]].add(i)
         report("Pictures", episodes.stop, count)
     return files, unreadable, odd
@@ -156,8 +157,8 @@ def _cells(sheet: Image.Image, rows: int) -> UInt8[np.ndarray, "e m 16 16 3"]:
 
 
 def _write_sheet(dataset: Dataset, camera: int, episodes: range, file: Path) -> None:
-    """Images of a few moments of each episode, one episode below the other. The file's comment
-    holds the reasons for missing images."""
+    """Images of a few moments of each episode, one episode below the other, on bars of their mean
+    colour. The file's comment holds the reasons for missing images."""
     sheet = Image.new("RGB", (_MOMENTS * _WIDTH, len(episodes) * _HEIGHT))
     why: dict[int, str] = {}
     for y, i in enumerate(episodes):
@@ -170,7 +171,8 @@ def _write_sheet(dataset: Dataset, camera: int, episodes: range, file: Path) -> 
             why[i] = str(error)
             continue
         for x, picture in enumerate(pictures):
-            small = ImageOps.pad(Image.fromarray(picture), (_WIDTH, _HEIGHT))
+            mean = tuple(picture.mean(axis=(0, 1)).round().astype(int).tolist())
+            small = ImageOps.pad(Image.fromarray(picture), (_WIDTH, _HEIGHT), color=mean)
             sheet.paste(small, (x * _WIDTH, y * _HEIGHT))
     with replacing(file) as partial:
         sheet.save(partial, "JPEG", quality=80, comment=json.dumps(why))

@@ -15,7 +15,7 @@ _KINDS: dict[Scaling, tuple[str, str]] = {
     "min-max": ("min", "max"),
     "quantile": ("q01", "q99"),
 }
-_LEROBOT = {"state": "observation.state", "actions": "action"}
+_LEROBOT = {"state": ("observation.state", "state"), "actions": ("action", "actions")}
 _OPENPI_EPS, _LEROBOT_EPS = 1e-6, 1e-8
 
 
@@ -43,7 +43,8 @@ def read_scale(
     if "norm_stats" in values or file.name == "norm_stats.json":
         name, eps, values = str(feature), _OPENPI_EPS, section(values, "norm_stats", where)
     else:
-        name, eps = _LEROBOT[feature], _LEROBOT_EPS
+        usual = _LEROBOT[feature]
+        name, eps = next((n for n in usual if n in values), usual[0]), _LEROBOT_EPS
     return scale_of(section(values, name, where), where, name, scaling, eps, dims)
 
 

@@ -91,6 +91,7 @@ def test_a_wheel_has_every_file_and_asks_for_nothing_else(tmp_path):
 def test_client_and_server_read_each_others_arrays(dtype):
     x = np.arange(6).reshape(2, 3).astype(dtype)
     message = {"a": {"b": x}, "c": np.float32(0.5), "d": "grün", "e": [1, 2.5]}
+    assert wire.unpack(wire.pack({"tokens": [*range(10_000)]})) == {"tokens": [*range(10_000)]}
     for pack, unpack in ((wire.pack, servers.unpack), (servers.pack, wire.unpack)):
         back = unpack(pack(message))
         assert back["a"]["b"].dtype == x.dtype
@@ -127,6 +128,7 @@ def test_pillow_encodes_where_simplejpeg_is_not_installed(monkeypatch):
         (b"\x93\x01\x02\x03", "a list, not a map"),
         (servers.pack({"a": np.zeros(4)}).replace(b"<f8", b"|O8"), "array"),
         (servers.pack({"a": np.zeros(4)}).replace(b"shape\x91\x04", b"shape\x91\xc3"), "malformed"),
+        (msgpack.packb({"a": [0] * 10_001}), "exceeds max_array_len"),
         (b"\x81\xa1a\xdd\x00\x98\x96\x80" + b"\x90" * 10_000_000, "exceeds max_array_len"),
         (b"\x81\xa1a\xdc\x00\xff" + b"\x91\x90" * 255, "more than 256 maps and lists"),
         (b"\x81\xa1a\xdf\x00\x98\x96\x80", "exceeds max_map_len"),

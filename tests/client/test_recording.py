@@ -1,6 +1,8 @@
 """A recording holds each tick as it was, becomes a LeRobot dataset, and never holds up a robot."""
 
+import json
 import os
+import sys
 import threading
 
 import numpy as np
@@ -76,6 +78,24 @@ def test_it_becomes_a_lerobot_dataset(tmp_path):
     assert dataset.robot_type == "two_joints"
     assert dataset.features["observation.state"]["names"] == ["waist", "elbow"]
     assert dataset.features["action"]["names"] == ["waist", "elbow"]
+
+
+def test_without_an_encoder_pixels_are_recorded_with_a_warning(tmp_path, monkeypatch, caplog):
+    for name in ("simplejpeg", "PIL"):
+        monkeypatch.setitem(sys.modules, name, None)
+    drive(tmp_path, episodes=1)
+    assert "pip install './client[jpeg]'" in caplog.text
+    with np.load(tmp_path / "episode_000000.npz") as episode:
+        assert (episode["observation.images.front/000003"] == 4).all()
+
+
+@pytest.mark.parametrize("names", [None, lambda self: ["waist"], "waist"])
+def test_names_that_are_no_list_are_left_out(tmp_path, monkeypatch, names):
+    monkeypatch.setattr(Seeing, "state_names", names)
+    _, report = drive(tmp_path, jpeg=None, episodes=1)
+    assert report.ticks["act"] > 10
+    with np.load(tmp_path / "episode_000000.npz") as episode:
+        assert json.loads(str(episode["names"])) == {"action": ["waist", "elbow"]}
 
 
 def test_pictures_are_jpeg_unless_their_pixels_are_asked_for(tmp_path):

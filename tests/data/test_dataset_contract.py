@@ -237,6 +237,7 @@ def test_a_reader_that_leaves_rows_out_makes_no_store(episodes, npz, tmp_path):
         ({"motors": [["x", "y"]]}, ["x", "y"]),
         ({"left": ["x"], "right": ["y"]}, ["x", "y"]),
         ({"left": ["x"], "right": ["x"]}, ["left x", "right x"]),
+        ({"names": ["x", "y"], "units": ["rad", "m"]}, ["x", "y"]),
         ({"y": 1, "x": 0}, ["x", "y"]),
         ([3, "y"], ["3", "y"]),
     ],

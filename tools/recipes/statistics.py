@@ -8,13 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from rich.table import Table
 
 from data.dataset import open_dataset
+from data.frames import usual_columns
 from data.mixture.mixed import Mixed, Scales
 from data.mixture.mixture import RobotConfig
 from data.mixture.outside import REACH, outside, require_near
-from data.statistics.stats import compute
+from data.statistics.stats import compute, numeric_columns
 from models import Embodiment, Normalizer, Scaling
 from models.checkpoints import own
 from models.checkpoints.remote import local
@@ -142,11 +144,21 @@ def _of_format(read: ReadScales, robot: RobotConfig, scalings: Scalings) -> Scal
 
 def _computed(path: Path, state: Scaling, actions: Scaling) -> tuple[Normalizer, Normalizer]:
     """Scales from the frames of a dataset without a stats.json, such as LeRobot's of v2.1."""
-    names = {"observation.state": state, "action": actions}
-    found = compute(open_dataset(path), names=list(names))
-    values = {name: {kind: x.tolist() for kind, x in found[name].items()} for name in names}
-    first, second = (scale_of(values[n], str(path), n, kind) for n, kind in names.items())
-    return first, second
+    dataset = open_dataset(path)
+    columns = usual_columns(numeric_columns(dataset))
+    if not all(columns):
+        raise ValueError(
+            f"{path} has the columns {list(dataset.column_names)}, and none of a usual name for "
+            f"{'actions' if columns[0] else 'states'}; give a file of statistics."
+        )
+    found = compute(dataset, names=[*columns[0], *columns[1]])
+
+    def scale(names: Sequence[str], kind: Scaling) -> Normalizer:
+        parts = [found[name] for name in names]
+        joined = {of: np.concatenate([part[of] for part in parts]).tolist() for of in parts[0]}
+        return scale_of(joined, str(path), ", ".join(names), kind)
+
+    return scale(columns[0], state), scale(columns[1], actions)
 
 
 def _of_ours(path: Path, kept: Embodiment, robot: RobotConfig, scalings: Scalings) -> Scales:

@@ -132,6 +132,13 @@ def test_state_and_actions_are_known_by_the_names_of_the_field(dataset, tmp_path
                 ("actions.head.position", "actions.end.position"),
             ),
         ),
+        (
+            [
+                *("observation.state.q", "observation.state.timestamp", "observation.state.index"),
+                *("action.q", "action.is_pad", "action.done"),
+            ],
+            (("observation.state.q",), ("action.q",)),
+        ),
         (["joint_position", "action_mask", "stateful"], ((), ())),
     ],
 )

@@ -10,12 +10,15 @@ from data.edit.edit import edit_dataset
 from data.edit.plan import Edit
 from data.lerobot.writer import DatasetWriter
 from data.statistics.idle import IdleLimits
+from data.statistics.stats import compute
+from data.validation.check_columns import odd_episodes
 from data.validation.looks import check_looks
 from data.validation.validate import require_valid, validate
 from data.view.browse import write_browser
 from tests.helpers.data.damage import edit_column
 from tests.helpers.data.recording import PARQUET
 
+NUMBERS = ("observation.state", "action")
 FRONT, WRIST = "observation.images.front", "observation.images.wrist"
 FEATURES = {
     "observation.state": {"dtype": "float32", "shape": (6,), "names": None},
@@ -46,8 +49,12 @@ def plain(values, episode):
     return values
 
 
-def write(path, state=plain, action=plain, see=picture):
-    with DatasetWriter(path, fps=10, features=FEATURES) as writer:
+def write(path, state=plain, action=plain, see=picture, names=None):
+    cameras = (FRONT, WRIST) if see else ()
+    features = {n: dict(told) for n, told in FEATURES.items() if n in (*NUMBERS, *cameras)}
+    for column in NUMBERS:
+        features[column]["names"] = names
+    with DatasetWriter(path, fps=10, features=features) as writer:
         for episode, length in enumerate(LENGTHS):
             values = course(episode, length)
             columns = {
@@ -56,7 +63,7 @@ def write(path, state=plain, action=plain, see=picture):
             }
             frames = {
                 camera: np.stack([see(episode, step, camera) for step in range(length)])
-                for camera in (FRONT, WRIST)
+                for camera in cameras
             }
             writer.add_episode(columns, {c: x.astype(np.uint8) for c, x in frames.items()}, "push")
     return path
@@ -147,6 +154,83 @@ def test_wrong_content_is_found_where_it_is(tmp_path, case):
         assert f"({', '.join(map(str, episodes))})" in problem.message
     elif len(episodes) == 1:
         assert f"episode {episodes[0]}" in problem.message
+
+
+def either_way(values, episode):
+    values[:, 5] *= -1 if episode == 1 else 1
+    return values
+
+
+def aborted(values, episode):
+    values[:, :5] *= 180 / np.pi
+    values[:, :5] *= np.array([1, 5, 1, 5, 2]) / 120 if episode == 5 else 1
+    return values
+
+
+def resting(values, episode):
+    values[:, :5] = (values[:, :5] / (60 if episode == 5 else 1) + 0.08) * 180 / np.pi
+    return values
+
+
+def keyed(values, episode):
+    keys = np.repeat([0, 1, -1 if episode == 2 else 0, 0, 1, 0], 5)
+    values[:, 3] = 3.0 * keys[: len(values)]
+    return values
+
+
+def turning_twice(values, episode):
+    values = turning(values, episode)
+    values[:, 2] = np.degrees(values[:, 3])
+    return values
+
+
+def two_grippers(values, episode):
+    quarter = np.arange(len(values)) * 4 // len(values)
+    values[:, 4] = np.where(quarter == episode % 4, 1.0, -1.0)
+    values[:, 5] = values[:, 4] * (-1 if episode == 3 else 1)
+    return values
+
+
+JOINTS = [f"joint {dim}" for dim in range(6)]
+SOUND = {
+    "a last joint that is no gripper": (either_way, either_way, JOINTS),
+    "a last dim that moves either way": (flipped, flipped, None),
+    "joints in degrees, once near zero": (aborted, plain, None),
+    "joints in degrees, once at rest": (resting, plain, None),
+    "a velocity that changes sides": (keyed, plain, None),
+    "two grippers, once in turn": (
+        two_grippers, two_grippers, [*JOINTS[:4], "left gripper", "right gripper"]
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SOUND)
+def test_what_robots_do_is_not_taken_for_another_convention(tmp_path, case):
+    state, action, names = SOUND[case]
+    dataset = open_dataset(write(tmp_path / "set", state, action, None, names))
+    stats = compute(dataset, names=NUMBERS)
+    assert odd_episodes(dataset, stats, NUMBERS, lambda *_: None) == []
+
+
+def test_each_angle_is_named_by_its_own_full_turn(tmp_path):
+    dataset = open_dataset(write(tmp_path / "set", turning_twice, see=None))
+    stats = compute(dataset, names=NUMBERS)
+    found = odd_episodes(dataset, stats, NUMBERS, lambda *_: None)
+    assert [(one.dims, one.sentence.split()[2]) for one in found] == [((3,), "2π"), ((2,), "360°")]
+
+
+def test_a_camera_may_see_the_same_where_the_robot_stands_as_before(tmp_path):
+    def back_at_each_look(values, episode):
+        if episode == 5:
+            values[np.linspace(0, len(values) - 1, 4).round().astype(int)] = values[0]
+        return values
+
+    path = write(tmp_path / "set", back_at_each_look, back_at_each_look, frozen_fifth)
+    assert "same picture" not in str(validate(path, look=True))
+    counts = write_browser(
+        open_dataset(path), tmp_path / "page", lambda *_: None, limits=IdleLimits()
+    )
+    assert counts["frozen"] == 0
 
 
 def test_nothing_is_found_where_all_is_well(tmp_path):

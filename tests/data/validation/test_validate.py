@@ -1,5 +1,6 @@
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ import pytest
 
 from data import open_dataset
 from data.frames import Runs
+from data.lerobot.format import LEROBOT
 from data.validation.check_dataset import check_prompts
 from data.validation.validate import require_valid, validate
 from data.video.encoding import VideoEncoding, write_video
@@ -610,6 +612,15 @@ def test_nothing_but_lerobots_wrong_statistics_is_found_in_fixtures(name):
             "'observation.images.wrist', 'std'",
         ]
     )
+
+
+def test_a_format_of_ones_own_without_columns_is_named(recorded, monkeypatch):
+    mine = replace(LEROBOT, name="mine", validate=lambda dataset, report: [])
+    monkeypatch.setattr("data.validation.validate.find_format", lambda path: mine)
+    (problem,) = validate(recorded)
+    assert problem.severity == "error"
+    assert problem.field == "format 'mine'"
+    assert "add `columns` as its third parameter" in problem.message
 
 
 def test_checking_says_what_it_does_and_how_far_it_is(recorded):

@@ -144,6 +144,13 @@ def test_sheets_hold_pictures_of_each_episode_and_a_second_run_reads_none(tmp_pa
     assert made.asked == [4, 5, 6, 7]
 
 
+def test_square_pictures_of_one_colour_are_blank(tmp_path):
+    made = MemoryDataset(10, ("observation.images.front",))
+    made.frames_at = lambda i, camera, at: np.full((len(at), 12, 12, 3), (200, 120, 40), np.uint8)
+    counts, _ = page_of(made, tmp_path / "page")
+    assert (counts["blank"], counts["frozen"]) == (10, 0)
+
+
 def test_an_episode_whose_pictures_cannot_be_read_is_shown_with_the_reason(tmp_path):
     made = MemoryDataset(3, ("observation.images.front",))
     read = made.frames_at

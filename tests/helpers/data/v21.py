@@ -28,7 +28,7 @@ def write_v21(
     tasks = list(dict.fromkeys(task for *_, task in episodes))
     total = 0
     for number, (columns, frames, task) in enumerate(episodes):
-        length = len(columns["action"])
+        length = len(next(iter(columns.values())))
         where = {"episode_chunk": number // CHUNK, "episode_index": number}
         table = {name: _listed(values) for name, values in columns.items()}
         table |= {
@@ -49,7 +49,7 @@ def write_v21(
     lines = {
         "tasks": [{"task_index": i, "task": task} for i, task in enumerate(tasks)],
         "episodes": [
-            {"episode_index": i, "tasks": [task], "length": len(columns["action"])}
+            {"episode_index": i, "tasks": [task], "length": len(next(iter(columns.values())))}
             for i, (columns, _, task) in enumerate(episodes)
         ],
     }

@@ -4,6 +4,7 @@ outside, and what is refused before anything is decoded."""
 import io
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,9 +64,9 @@ def openpi(path: Path, **kinds: str) -> Path:
     return path
 
 
-def lerobot_stats(path: Path) -> Path:
+def lerobot_stats(path: Path, names: Sequence[str] = ("observation.state", "action")) -> Path:
     path.mkdir(parents=True)
-    values = {"observation.state": numbers("min", "max", 3), "action": numbers("min", "max", 2)}
+    values = {names[0]: numbers("min", "max", 3), names[1]: numbers("min", "max", 2)}
     (path / "stats.json").write_text(json.dumps(values))
     return path / "stats.json"
 
@@ -104,7 +105,8 @@ def test_each_kind_of_file_gives_the_scales_that_it_holds(dataset, tmp_path):
         assert_scales(kept(dataset, tmp_path, scaled_by("z-score"), path), FIRST, SECOND)
         assert_scales(kept(dataset, tmp_path, scaled_by("quantile"), path), middle, half)
     stats = lerobot_stats(tmp_path / "lerobot/meta")
-    for path in (stats, stats.parent.parent):
+    renamed = lerobot_stats(tmp_path / "renamed/meta", ("state", "actions"))
+    for path in (stats, stats.parent.parent, renamed):
         assert_scales(kept(dataset, tmp_path, scaled_by("min-max"), path), middle, half)
     policy = lerobot_policy(tmp_path / "policy")
     assert_scales(kept(dataset, tmp_path, scaled_by("z-score"), policy), FIRST, SECOND)
@@ -129,15 +131,15 @@ def test_statistics_that_openpi_padded_to_the_models_width_are_cut_to_the_robots
         kept(dataset, tmp_path, scaled_by("z-score"), policy)
 
 
-def test_statistics_of_a_dataset_that_keeps_them_by_episode_are_computed(dataset, tmp_path):
+@pytest.mark.parametrize("names", [("observation.state", "action"), ("state", "actions")])
+def test_statistics_of_a_dataset_that_keeps_them_by_episode_are_computed(dataset, tmp_path, names):
     rng = np.random.default_rng(0)
     columns = [
-        {"observation.state": rng.normal(size=(8, 3)), "action": rng.normal(size=(8, 2))}
-        for _ in range(3)
+        {names[0]: rng.normal(size=(8, 3)), names[1]: rng.normal(size=(8, 2))} for _ in range(3)
     ]
     features = {
         name: {"dtype": "float32", "shape": [dims], "names": None}
-        for name, dims in (("observation.state", 3), ("action", 2))
+        for name, dims in zip(names, (3, 2), strict=True)
     }
     episodes = [({n: x.astype(np.float32) for n, x in own.items()}, {}, "go") for own in columns]
     other = write_v21(tmp_path / "v21", episodes, features, 10)
