@@ -43,19 +43,23 @@ def parse(arguments: Sequence[str]) -> tuple[Paths, RunConfig, Process]:
     ) -> tuple[Paths, RunConfig, Process]:
         return paths, config, process
 
+    arguments = current_options(with_value(arguments, "--resume", "True", warn=False), preset)
     paths, config, process = cli(
         command,
         only_reads=True,
-        args=current_options(with_value(arguments, "--resume", "True", warn=False), preset),
+        args=arguments,
         description=__doc__,
         prog="python -m tools.train --preset NAME",
     )
     trainer = config.trainer
-    optimizer = shortened(config.optimizer, trainer.train_steps, arguments)
-    if not (given(arguments, "trainer.eval-every") or trainer.keep_best or trainer.patience):
-        trainer = replace(trainer, eval_every=min(trainer.eval_every, trainer.train_steps))
+    steps, length, warmup = trainer.train_steps, "trainer.train-steps", "optimizer.warmup-steps"
+    optimizer = shortened(config.optimizer, steps, arguments, length, warmup)
+    judged = given(arguments, "trainer.eval-every") or trainer.keep_best or trainer.patience
+    if given(arguments, length) and not judged:
+        trainer = replace(trainer, eval_every=min(trainer.eval_every, steps))
     config = replace(config, optimizer=optimizer, trainer=trainer)
-    return replace(paths, preset=name), config, process
+    paths = replace(paths, preset=name, warmup_given=given(arguments, warmup))
+    return paths, config, process
 
 
 def main() -> None:
