@@ -78,7 +78,8 @@ def main() -> None:
         at, suite = paths.out, config.rollout.suite
         said = f"{at} is finished after {result.step} steps; {at / 'checkpoints'} holds the policy."
         say(Console(), said)
-        where = ("--suite", suite, "--out", at / "evaluation")
+        family = ("--family", paths.family) if paths.family else ()
+        where = (*family, "--suite", suite, "--out", at / "evaluation")
         say(Console(), following("evaluate", "--checkpoint", at, *where))
     sys.exit(result.exit_code)
 

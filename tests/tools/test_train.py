@@ -385,6 +385,38 @@ def test_a_presets_warm_up_fits_a_short_run_and_a_given_one_stays(typed, warmup,
 
 
 @pytest.mark.parametrize(
+    ("data", "suite", "family", "form", "expected"),
+    [
+        ("one", "", "", "", "evaluate --checkpoint {run} --data {data} --out {run}/open_loop"),
+        ("both", "", "", "", "serve --checkpoint {run}"),
+        ("store", "", "mine.py", "", "serve --checkpoint {run} --family mine.py"),
+        (
+            *("one", "", "mine.py", "form.py:MINE"),
+            "evaluate --checkpoint {run} --family mine.py --data {data} --data-format form.py:MINE "
+            "--out {run}/open_loop",
+        ),
+        (
+            *("both", "metaworld", "mine.py", "form.py:MINE"),
+            "evaluate --checkpoint {run} --family mine.py --suite metaworld --out {run}/evaluation",
+        ),
+    ],
+)
+def test_the_command_named_next_is_one_that_works(
+    data, suite, family, form, expected, finished, dataset, tmp_path, monkeypatch
+):
+    (store,) = (finished / "store").glob("*/store.json") if data == "store" else (dataset / "x",)
+    both = tmp_path / "both.json"
+    both.write_text(json.dumps({"datasets": [{"path": str(dataset)}, {"path": str(dataset)}]}))
+    data = {"one": dataset, "both": both, "store": store.parent}[data]
+    if family:
+        monkeypatch.delitem(train.CONFIGS, SMALL.model.family)
+    paths = train.Paths(str(data), finished, data_format=form, preset=f"{family}:MINE")
+    config = replace(SMALL, closed_loop=replace(SMALL.closed_loop, suite=suite))
+    line = f"Next: python -m tools.{expected.format(run=finished, data=data)}"
+    assert train._next(paths, config) == line
+
+
+@pytest.mark.parametrize(
     ("command", "typed", "warmup"),
     [
         (train, "--data a", 600),
