@@ -42,7 +42,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
     sys.exit(75)  # parallel.hosts.exits.UNFINISHED
 
 
-if sys.argv[0] == "-m":  # while the command's module is imported, signals are reported in a word
+if Path(sys.argv[0]).name in ("-m", "chiliad"):  # while the command's module is imported
     sys.excepthook = _end
     signal.signal(signal.SIGTERM, _stop)
 

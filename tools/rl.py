@@ -26,9 +26,10 @@ from parallel.hosts.stop import leave_at_once
 from parallel.hosts.watchdog import Watchdog
 from rl.config import RlConfig
 from rl.population.population import PopulationConfig
+from rl.step import planned_updates
 from tools.command_line.ending import following, in_a_line
 from tools.command_line.options import cli, current_options, with_value
-from tools.recipes.presets import shortened, take_preset
+from tools.recipes.presets import given, shortened, take_preset
 from tools.recipes.rl import ALONE, RlPaths, run
 from tools.recipes.rl_presets import load_rl_preset
 
@@ -45,17 +46,20 @@ def parse(arguments: Sequence[str]) -> tuple[RlPaths, RlConfig, PopulationConfig
     ) -> tuple[RlPaths, RlConfig, PopulationConfig]:
         return paths, config, population
 
+    arguments = current_options(with_value(arguments, "--resume", "True", warn=False), RlConfig)
     paths, config, population = cli(
         command,
         only_reads=True,
-        args=current_options(with_value(arguments, "--resume", "True", warn=False), RlConfig),
+        args=arguments,
         description=__doc__,
         prog="python -m tools.rl --preset NAME",
     )
-    learner = config.learner
-    optimizer = shortened(learner.optimizer, config.learner_steps, arguments, "learner.")
-    learner = replace(learner, optimizer=optimizer)
-    return replace(paths, preset=name), replace(config, learner=learner), population
+    learner, warmup = config.learner, "learner.optimizer.warmup-steps"
+    updates = config.learner_steps * planned_updates(learner.epochs, learner.minibatches)
+    optimizer = shortened(learner.optimizer, updates, arguments, "learner-steps", warmup)
+    config = replace(config, learner=replace(learner, optimizer=optimizer))
+    paths = replace(paths, preset=name, warmup_given=given(arguments, warmup))
+    return paths, config, population
 
 
 def main() -> None:
@@ -74,7 +78,8 @@ def main() -> None:
         at, suite = paths.out, config.rollout.suite
         said = f"{at} is finished after {result.step} steps; {at / 'checkpoints'} holds the policy."
         say(Console(), said)
-        where = ("--suite", suite, "--out", at / "evaluation")
+        family = ("--family", paths.family) if paths.family else ()
+        where = (*family, "--suite", suite, "--out", at / "evaluation")
         say(Console(), following("evaluate", "--checkpoint", at, *where))
     sys.exit(result.exit_code)
 

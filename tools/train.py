@@ -15,10 +15,12 @@ folder holds config.json, metrics.jsonl, TensorBoard events, the frame store and
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from models.files.built_in import CONFIGS
 from models.files.terminal import Console, guard_tracebacks, harmless, say
 from parallel.hosts import exits, inject
 from parallel.hosts.distributed import host_index
@@ -27,6 +29,7 @@ from parallel.hosts.stop import leave_at_once
 from parallel.hosts.watchdog import Watchdog
 from tools.command_line.ending import following
 from tools.command_line.options import cli, current_options, with_value
+from tools.recipes.bound_recording import opened
 from tools.recipes.presets import RunConfig, given, load_preset, shortened, take_preset
 from tools.recipes.training import ALONE, Paths, Process, run, summary
 
@@ -43,19 +46,23 @@ def parse(arguments: Sequence[str]) -> tuple[Paths, RunConfig, Process]:
     ) -> tuple[Paths, RunConfig, Process]:
         return paths, config, process
 
+    arguments = current_options(with_value(arguments, "--resume", "True", warn=False), preset)
     paths, config, process = cli(
         command,
         only_reads=True,
-        args=current_options(with_value(arguments, "--resume", "True", warn=False), preset),
+        args=arguments,
         description=__doc__,
         prog="python -m tools.train --preset NAME",
     )
     trainer = config.trainer
-    optimizer = shortened(config.optimizer, trainer.train_steps, arguments)
-    if not (given(arguments, "trainer.eval-every") or trainer.keep_best or trainer.patience):
-        trainer = replace(trainer, eval_every=min(trainer.eval_every, trainer.train_steps))
+    steps, length, warmup = trainer.train_steps, "trainer.train-steps", "optimizer.warmup-steps"
+    optimizer = shortened(config.optimizer, steps, arguments, length, warmup)
+    judged = given(arguments, "trainer.eval-every") or trainer.keep_best or trainer.patience
+    if given(arguments, length) and not judged:
+        trainer = replace(trainer, eval_every=min(trainer.eval_every, steps))
     config = replace(config, optimizer=optimizer, trainer=trainer)
-    return replace(paths, preset=name), config, process
+    paths = replace(paths, preset=name, warmup_given=given(arguments, warmup))
+    return paths, config, process
 
 
 def main() -> None:
@@ -74,12 +81,27 @@ def main() -> None:
         inject.arm(process.inject, folder)
         result = run(paths, config)
     if result.finished and host_index() == 0:
-        suite = config.closed_loop.suite
-        on = ("--suite", suite) if suite else ("--data", paths.data)
-        out = folder / ("evaluation" if suite else "open_loop")
         say(Console(), summary(paths, result))
-        say(Console(), following("evaluate", "--checkpoint", folder, *on, "--out", out))
+        say(Console(), _next(paths, config))
     sys.exit(result.exit_code)
+
+
+def _next(paths: Paths, config: RunConfig) -> str:
+    """The line with the next command: evaluation in the run's suite, else on its dataset; serving
+    if its data is a frame store or several datasets."""
+    folder, suite = paths.folder, config.closed_loop.suite
+    policy: tuple[str | Path, ...] = ("--checkpoint", folder)
+    if config.model.family not in CONFIGS:
+        policy += ("--family", paths.preset.rpartition(":")[0])
+    if suite:
+        return following("evaluate", *policy, "--suite", suite, "--out", folder / "evaluation")
+    try:
+        opened(paths.data)
+    except (ValueError, OSError):
+        return following("serve", *policy)
+    form = ("--data-format", paths.data_format) if paths.data_format else ()
+    out = folder / "open_loop"
+    return following("evaluate", *policy, "--data", paths.data, *form, "--out", out)
 
 
 if __name__ == "__main__":

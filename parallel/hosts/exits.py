@@ -69,7 +69,8 @@ def in_memory(size: str, remedies: Sequence[str]) -> Iterator[None]:
         if isinstance(error, OutOfMemory) or (asked := _of_memory(error)) is None:
             raise
         tried = f"{', '.join(remedies[:-1])} or {remedies[-1]}"
-        raise OutOfMemory(f"Memory ran out{asked}; {size}; in this order, try {tried}.") from error
+        said = f"Memory ran out{asked}; {size}; in this order, try {tried}.{_quoted(error)}"
+        raise OutOfMemory(said) from error
 
 
 class Terminated(KeyboardInterrupt):
@@ -108,7 +109,8 @@ def sentence(error: BaseException, where: str | Path | None = None) -> str | Non
     if isinstance(error, OutOfMemory):
         return str(error)
     if (asked := _of_memory(error)) is not None:
-        return f"Memory ran out{asked}; take less at a time, or a machine with more memory."
+        remedy = "take less at a time, or a machine with more memory"
+        return f"Memory ran out{asked}; {remedy}.{_quoted(error)}"
     stated = isinstance(error, OSError) and number is None
     return str(error) if stated or isinstance(error, ValueError | FileNotFoundError) else None
 
@@ -123,15 +125,22 @@ def _of_memory(error: BaseException) -> str | None:
     memory is not at fault."""
     text = str(error)
     ours = type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError")
-    ours = ours and ("RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower())
+    ours = ours and re.search("out of memory|allocat", text, re.IGNORECASE) is not None
     if not (ours or isinstance(error, MemoryError)):
         return None
-    asked = re.search(r"allocat[^\d\n]* (\d[\d.,e+]*) ?(bytes|B|[KMGTP]iB)", text)
+    number, unit = r"\d[\d,]*\.?\d*(?:e\+?\d+)?", "bytes|B|[KMGTP]iB"
+    asked = re.search(rf"allocat[^\d\n]* ({number}) ?({unit})", text, re.IGNORECASE)
     if asked is None:
         return ""
     power = "KMGTP".find(asked[2][0]) + 1
     size = float(asked[1].replace(",", "")) * 1024**power
     return f": {size / 1e9:,.1f} GB were asked for at once"
+
+
+def _quoted(error: BaseException) -> str:
+    """The first line of an error's words, to end a sentence with."""
+    line = str(error).strip().partition("\n")[0]
+    return f" ({line[:200]})" if line else ""
 
 
 def _of_the_disk(error: BaseException) -> tuple[int | None, str | None]:

@@ -7,6 +7,7 @@ of the last. The first cause of a failure is told apart from what only lost its 
 
 import io
 import json
+import math
 import os
 import queue
 import select
@@ -39,6 +40,8 @@ _ECHO = 0.5
 _STACKS = 6.0
 """Seconds that the other processes have to write their stacks after the first is ended by its
 watchdog."""
+_ALONE = 5.0
+"""Seconds for the other processes to stop after one that was told to, but not by the launcher."""
 _FORCED = "--xla_force_host_platform_device_count"
 
 
@@ -248,16 +251,25 @@ class _Attempt:
         """Index of the process that failed first, else of one that was told to stop (None: all
         ended well), and if it was stopped by SIGSTOP."""
         running, stopped_since = set(range(len(self._processes))), dict[int, float]()
+        until = math.inf
         while running:
             try:
                 index = self._ended.get(timeout=_POLL)
                 running.discard(index)
                 if (code := self._processes[index].returncode) in exits.ORDERLY:
-                    self._told = index
+                    self._told, until = index, min(until, time.monotonic() + _ALONE)
                 elif code:
                     return index, False
             except queue.Empty:
                 pass
+            if (
+                running
+                and self._told is not None
+                and time.monotonic() > until
+                and not self.signals.count
+            ):
+                _say(f"rank {self._first + self._told} was told to stop; the others were ended")
+                break
             for index in running:
                 if _is_stopped(self._processes[index].pid):
                     since = stopped_since.setdefault(index, time.monotonic())

@@ -238,6 +238,11 @@ def test_an_interrupted_run_saves_its_last_whole_step_and_goes_on_to_the_same(
 def test_only_what_does_not_change_the_learning_may_change_when_it_goes_on(finished, checkpoint):
     paths = rl.RlPaths(checkpoint, finished, resume=True)
     rl.run(paths, replace(HOST, eval_every=1), QUIET)
+    warmed = replace(HOST.learner.optimizer, warmup_steps=2)
+    warmed = changed_by(HOST, {"learner": {"optimizer": warmed}})
+    rl.run(replace(paths, warmup_given=False), warmed, QUIET)
+    with pytest.raises(ValueError, match="warmup_steps is 0, but 2 was asked for"):
+        rl.run(paths, warmed, QUIET)
     with pytest.raises(ValueError, match=r"config.json: rl.seed is 0, but 5 was asked for"):
         rl.run(paths, replace(HOST, seed=5), QUIET)
 

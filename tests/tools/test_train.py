@@ -384,6 +384,92 @@ def test_a_presets_warm_up_fits_a_short_run_and_a_given_one_stays(typed, warmup,
         check_start(config.rows.number, mesh, config.trainer, config.optimizer)
 
 
+@pytest.mark.parametrize(
+    ("data", "suite", "family", "form", "expected"),
+    [
+        ("one", "", "", "", "evaluate --checkpoint {run} --data {data} --out {run}/open_loop"),
+        ("both", "", "", "", "serve --checkpoint {run}"),
+        ("store", "", "mine.py", "", "serve --checkpoint {run} --family mine.py"),
+        (
+            *("one", "", "mine.py", "form.py:MINE"),
+            "evaluate --checkpoint {run} --family mine.py --data {data} --data-format form.py:MINE "
+            "--out {run}/open_loop",
+        ),
+        (
+            *("both", "metaworld", "mine.py", "form.py:MINE"),
+            "evaluate --checkpoint {run} --family mine.py --suite metaworld --out {run}/evaluation",
+        ),
+    ],
+)
+def test_the_command_named_next_is_one_that_works(
+    data, suite, family, form, expected, finished, dataset, tmp_path, monkeypatch
+):
+    (store,) = (finished / "store").glob("*/store.json") if data == "store" else (dataset / "x",)
+    both = tmp_path / "both.json"
+    both.write_text(json.dumps({"datasets": [{"path": str(dataset)}, {"path": str(dataset)}]}))
+    data = {"one": dataset, "both": both, "store": store.parent}[data]
+    if family:
+        monkeypatch.delitem(train.CONFIGS, SMALL.model.family)
+    paths = train.Paths(str(data), finished, data_format=form, preset=f"{family}:MINE")
+    config = replace(SMALL, closed_loop=replace(SMALL.closed_loop, suite=suite))
+    line = f"Next: python -m tools.{expected.format(run=finished, data=data)}"
+    assert train._next(paths, config) == line
+
+
+@pytest.mark.parametrize(
+    ("command", "typed", "warmup"),
+    [
+        (train, "--data a", 600),
+        (train, "--data a --trainer.train-steps 900", 90),
+        (train, "--data a --trainer.train-steps 1200", 600),
+        (rl, "--checkpoint a --out b", 600),
+        (rl, "--checkpoint a --out b --learner-steps 93", 600),
+        (rl, "--checkpoint a --out b --learner-steps 92", 119),
+    ],
+)
+def test_a_long_warm_up_of_a_users_preset_shrinks_only_with_its_run(
+    command, typed, warmup, tmp_path
+):
+    """In RL it counts updates, of which a step makes 13."""
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import replace\n"
+        "from tools.recipes.presets import TINY as RUN\n"
+        "from tools.recipes.rl_presets import TABLETOP_PPO as RL\n"
+        "trainer = replace(RUN.trainer, train_steps=1000, eval_every=2000)\n"
+        "optimizer = replace(RUN.optimizer, warmup_steps=600)\n"
+        "TRAIN = replace(RUN, optimizer=optimizer, trainer=trainer)\n"
+        "warmed = replace(RL.learner.optimizer, warmup_steps=600)\n"
+        "learner = replace(RL.learner, optimizer=warmed)\n"
+        "IMPROVE = replace(RL, learner=learner, learner_steps=50)\n"
+    )
+    name = "TRAIN" if command is train else "IMPROVE"
+    config = command.parse([*typed.split(), "--preset", f"{tmp_path / 'mine.py'}:{name}"])[1]
+    learner = config if command is train else config.learner
+    assert learner.optimizer.warmup_steps == warmup
+    if command is train:
+        shrunk = "train-steps" in typed
+        assert config.trainer.eval_every == (config.trainer.train_steps if shrunk else 2000)
+
+
+@pytest.mark.parametrize("typed", [[], ["--trainer.train-steps", "8"]])
+def test_a_resumed_run_keeps_its_warm_up_unless_another_is_asked_for(
+    typed, finished, dataset, tmp_path, capsys
+):
+    out, mine = shutil.copytree(finished, tmp_path / "run"), tmp_path / "mine.py"
+    mine.write_text(
+        "from dataclasses import replace\nfrom tests.helpers.tools.small_run import SMALL\n"
+        "MINE = replace(SMALL, optimizer=replace(SMALL.optimizer, warmup_steps=5))\n"
+    )
+    command = [f"--preset={mine}:MINE", "--data", str(dataset), "--out", str(out), "--resume"]
+    paths, config, _ = train.parse([*command, *typed])
+    assert train.run(paths, config).finished
+    assert "continues with the warm-up of 2 steps that it began with" in capsys.readouterr().out
+    assert json.loads((out / "config.json").read_text()) == to_json(SMALL)
+    paths, config, _ = train.parse([*command, *typed, "--optimizer.warmup_steps", "5"])
+    with pytest.raises(ValueError, match=r"optimizer\.warmup_steps is 2, but 5 was asked for"):
+        train.run(paths, config, QUIET)
+
+
 def test_options_change_a_preset():
     arguments = ["--data", "a", "--out", "b", "--trainer.train-steps", "700", "--preset", "tiny"]
     paths, config, _ = train.parse([*arguments, "--resume"])

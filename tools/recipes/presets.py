@@ -23,7 +23,7 @@ from models.families.presets import ModelPreset
 from models.files import built_in
 from models.files.bounds import check_least, check_sizes
 from models.files.own_file import load
-from models.files.terminal import harmless
+from models.files.terminal import Console, harmless, say
 from models.inputs.augment import AugmentConfig
 from models.model import ModelConfig
 from parallel.mesh import MeshConfig
@@ -205,26 +205,39 @@ def take_preset(arguments: Sequence[str], default: str) -> tuple[str, list[str]]
 
 
 def shortened(
-    optimizer: OptimizerConfig, steps: int, arguments: Sequence[str], prefix: str = ""
+    optimizer: OptimizerConfig, updates: int, arguments: Sequence[str], length: str, option: str
 ) -> OptimizerConfig:
-    """A preset's optimizer for a run of `steps` steps. A warm-up of more than half of it becomes a
-    tenth, with a line on stderr, unless the user gave it.
+    """A preset's optimizer for a run of `updates` updates. If the user gave the run's length, a
+    warm-up of more than half of it becomes a tenth, with a line on stderr, unless the user gave it
+    too.
 
     Args:
       arguments: command line with the user's options.
-      prefix: prefix of the names of the optimizer's options.
+      length: option of the run's length.
+      option: option of the warm-up.
     """
-    ends, warmup = optimizer.decay_steps or steps, optimizer.warmup_steps
-    option = f"{prefix}optimizer.warmup-steps"
-    if given(arguments, option) or 2 * warmup <= ends:
+    ends, warmup = optimizer.decay_steps or updates, optimizer.warmup_steps
+    if optimizer.decay_steps:
+        length = option.replace("warmup", "decay")
+    if given(arguments, option) or not given(arguments, length) or 2 * warmup <= ends:
         return optimizer
     shorter = ends // 10
     said = (
         f"The preset's warm-up of {warmup} steps is shortened to {shorter}, a tenth of the {ends} "
-        f"steps asked for; --{option} sets another."
+        f"updates asked for; --{option} sets another."
     )
     print(harmless(said), file=sys.stderr)
     return replace(optimizer, warmup_steps=shorter)
+
+
+def warmed_as_begun(
+    optimizer: OptimizerConfig, begun: OptimizerConfig, console: Console
+) -> OptimizerConfig:
+    """The optimizer with the warm-up of a run that began with `begun`."""
+    if begun.warmup_steps != optimizer.warmup_steps:
+        said = f"The run continues with the warm-up of {begun.warmup_steps} steps that it began"
+        say(console, f"{said} with.")
+    return replace(optimizer, warmup_steps=begun.warmup_steps)
 
 
 def given(arguments: Sequence[str], option: str) -> bool:

@@ -45,7 +45,7 @@ from rl.run import RlResult, improve
 from sim.suites import load_suite
 from tools.recipes.closed_loop import ClosedLoop
 from tools.recipes.policy import PolicyOptions, load, own_checkpoint
-from tools.recipes.presets import ClosedLoopConfig, check_more_steps, check_same
+from tools.recipes.presets import ClosedLoopConfig, check_more_steps, check_same, warmed_as_begun
 from tools.recipes.rl_figures import write_curves
 from tools.recipes.rl_population import run_population
 from tools.recipes.rl_presets import learner_of
@@ -87,6 +87,8 @@ class RlPaths:
     """Trackers that also get the metrics, as in tools.train; see docs/trackers.md."""
     preset: Annotated[str, tyro.conf.Suppress] = ""
     """Name of the preset that the config was made of, for people."""
+    warmup_given: Annotated[bool, tyro.conf.Suppress] = field(default=True, compare=False)
+    """The user chose the warm-up; without it, a resumed run keeps its own."""
 
     def __post_init__(self) -> None:
         check_positive({"stall_seconds": self.stall_seconds})
@@ -169,7 +171,13 @@ def _run(
                 set_damaged_generations_aside(paths.out, console)
                 saved["rl"] = _before_tuning(saved["rl"], paths.out)
             if "rl" in saved:
-                saved["rl"] = to_json(from_json(RlConfig, saved["rl"], CONFIG_NAME))
+                begun = from_json(RlConfig, saved["rl"], CONFIG_NAME)
+                saved["rl"] = to_json(begun)
+                if not paths.warmup_given:
+                    learner = config.learner
+                    warmed = warmed_as_begun(learner.optimizer, begun.learner.optimizer, console)
+                    config = replace(config, learner=replace(learner, optimizer=warmed))
+                    content["rl"] = to_json(config)
             check_same(paths.out / CONFIG_NAME, saved, json.loads(json.dumps(content)), _FREE)
             before, optimizer = saved["rl"]["learner_steps"], config.learner.optimizer
             check_more_steps(

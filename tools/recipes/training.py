@@ -7,7 +7,7 @@ Call `run` from a notebook or a script; `python -m tools.train` is its command l
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -55,7 +55,7 @@ from parallel.trainer import TrainResult, check_start, train
 from tools.command_line.consent import consent
 from tools.recipes.insulation import short_digest, subtask_texts
 from tools.recipes.prepare import ANY_ROBOT, Prepared, prepare
-from tools.recipes.presets import RunConfig, check_more_steps, check_same
+from tools.recipes.presets import RunConfig, check_more_steps, check_same, warmed_as_begun
 
 Measure = Callable[[int, TrainState, Callable[[], bool]], dict[str, float]]
 
@@ -116,6 +116,8 @@ class Paths:
     or your own, as path/to/file.py:NAME; see docs/trackers.md."""
     preset: Annotated[str, tyro.conf.Suppress] = ""
     """Name of the preset that the config was made of, for people."""
+    warmup_given: Annotated[bool, tyro.conf.Suppress] = field(default=True, compare=False)
+    """The user chose the warm-up; without it, a resumed run keeps its own."""
 
     @property
     def folder(self) -> Path:
@@ -188,6 +190,9 @@ def _run(
         saved = from_json(RunConfig, begun)
         unknown = [name for name in _SCALINGS if name not in begun.get("data", {})]
         config = _scaled_as_begun(config, saved, unknown, console)
+        if not paths.warmup_given:
+            optimizer = warmed_as_begun(config.optimizer, saved.optimizer, console)
+            config = replace(config, optimizer=optimizer)
         if config.model.cross_entropies and not config.model.targets:
             config = replace(config, model=config.model.changed(targets=saved.model.targets))
         free = _FREE | (_JUDGING if saved.trainer.on_bad_step == "stop" else set())

@@ -126,6 +126,14 @@ def test_a_job_that_was_told_to_stop_is_no_failure_and_not_begun_anew(capfd, cod
     assert err == ""
 
 
+@pytest.mark.parametrize("code", [75, 130])
+def test_a_process_that_stops_alone_ends_its_job(capfd, monkeypatch, code):
+    monkeypatch.setattr(supervisor, "_ALONE", 0.2)
+    body = f"time.sleep(1000) if rank else sys.exit({code})"
+    assert supervise(LaunchPlan(python(body), 2, max_restarts=5)) == code
+    assert capfd.readouterr().err == "launch: rank 0 was told to stop; the others were ended\n"
+
+
 def test_an_interrupted_process_is_the_cause_of_its_peers_end(capfd):
     body = f"sys.exit(130) if rank else (time.sleep(0.3), sys.exit({exits.PEER_LOST}))"
     assert supervise(LaunchPlan(python(body), 2, max_restarts=5)) == 130

@@ -150,10 +150,11 @@ def test_commands_that_cannot_write_their_folder_say_so_in_one_line(dataset, tmp
     ("number", "code", "said"),
     [(signal.SIGINT, -signal.SIGINT, "Interrupted."), (signal.SIGTERM, 75, "Stopped by SIGTERM.")],
 )
-def test_a_signal_while_a_command_imports_is_one_line(number, code, said):
+@pytest.mark.parametrize("program", ["-m", "/usr/bin/chiliad"])
+def test_a_signal_while_a_command_imports_is_one_line(program, number, code, said):
     command = "import tools, sys, time; print('begins', flush=True); time.sleep(60)"
     process = subprocess.Popen(
-        [sys.executable, "-c", f"import sys; sys.argv[0] = '-m'; {command}"],
+        [sys.executable, "-c", f"import sys; sys.argv[0] = {program!r}; {command}"],
         env=environment(1),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
