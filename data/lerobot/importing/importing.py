@@ -302,9 +302,8 @@ def _require_same(done: LeRobotDataset, origin: dict[str, Any]) -> None:
         same = isinstance(known, dict) and known.get("recordings") == origin["recordings"]
         other = "with another layout or task" if same else "from other recordings"
         raise ValueError(
-            f"{done.root}: is a finished dataset of {done.num_episodes} episodes that was imported "
-            f"{other} (see {IMPORTED}); import these to another folder and join both with "
-            "`tools.data edit`."
+            f"{done.root}: is a finished dataset that was imported {other} (see {IMPORTED}); "
+            "import these to another folder and join both with `tools.data edit`."
         )
 
 

@@ -527,7 +527,7 @@ def test_resuming_another_import_than_the_finished_one_is_refused(tmp_path):
     def resumed(*paths, layout="aloha", task="lift it"):
         import_dataset(paths, out, read_layout(layout, task=task), resume=True)
 
-    other = r"1 episodes that was imported with another layout or task \(see meta/imported"
+    other = r"finished dataset that was imported with another layout or task \(see meta/imported"
     for changed in ({"task": "drop it"}, {"layout": str(velocity)}):
         with pytest.raises(ValueError, match=other):
             resumed(path, **changed)
