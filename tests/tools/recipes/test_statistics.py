@@ -150,6 +150,17 @@ def test_statistics_of_a_dataset_that_keeps_them_by_episode_are_computed(dataset
         np.testing.assert_allclose(scale.scale, values.std(0), rtol=1e-5)
 
 
+def test_a_dataset_without_states_of_a_usual_name_has_no_scales(dataset, tmp_path):
+    columns = {"pose": np.zeros((8, 3), np.float32), "action": np.zeros((8, 2), np.float32)}
+    features = {
+        name: {"dtype": "float32", "shape": list(x.shape[1:]), "names": None}
+        for name, x in columns.items()
+    }
+    other = write_v21(tmp_path / "v21", [(columns, {}, "go")], features, 10)
+    with pytest.raises(ValueError, match="none of a usual name for states; give a file of stat"):
+        kept(dataset, tmp_path, scaled_by("z-score"), other)
+
+
 def test_without_statistics_a_run_takes_those_of_its_data_by_the_kind_that_it_says(
     dataset, tmp_path
 ):
