@@ -268,7 +268,7 @@ def push_command(
                 f"checkpoints/{step}/{n}" for n in digests.names(folder / f"checkpoints/{step}")
             ]
             names.append(f"checkpoints/{step}/{digests.NAME}")
-            scores = _evaluations(found.parent.parent)
+            scores = _evaluations(found.parent.parent, console)
         card = model_card(url, kind, config, step, scores, own_version(), dataset)
         page = push(folder, names, url, card, options, kind="model")
     say(console, f"Pushed {path} to {page}; load it with load_policy('{url}').")
@@ -284,10 +284,16 @@ def _stage(found: Path, folder: Path, whole: bool) -> None:
         writer.save(int(found.name), {"ema": own.restore_params(found)}, {})
 
 
-def _evaluations(run: Path) -> dict[str, Any]:
-    """Success rates of a run's evaluations, by suite: {policy: {"success", "episodes"}}."""
+def _evaluations(run: Path, console: Console) -> dict[str, Any]:
+    """Success rates of a run's evaluations, by suite: {policy: {"success", "episodes"}}; files that
+    are damaged or another program's are left out, with a line on `console`."""
     found = {}
-    for suite, rates in map(read_rates, evaluations_in(run)):
+    for path in evaluations_in(run):
+        try:
+            suite, rates = read_rates(path)
+        except (ValueError, OSError) as error:
+            say(console, f"warning: the card leaves out an evaluation: {error}")
+            continue
         found[suite] = {
             name: {"success": rate.value, "episodes": rate.trials} for name, rate in rates.items()
         }

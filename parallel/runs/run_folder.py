@@ -51,24 +51,30 @@ def check_folder(directory: Path, resume: bool) -> None:
     Raises:
       ValueError, FileNotFoundError: the folder is refused.
     """
-    if resume and not (directory / CONFIG_NAME).exists():
+    steps, saved = own.steps(directory / "checkpoints"), directory / SAVED_NAME
+    lost = not (directory / CONFIG_NAME).exists()
+    if resume and lost:
+        remedy = "check the path or start without --resume"
+        if steps:
+            copy = directory / "checkpoints" / str(steps[-1]) / "config" / "data.json"
+            remedy = f"put it back ({copy} is a copy), or name another directory"
         raise FileNotFoundError(
-            f"{directory} holds no run to resume: it has no {CONFIG_NAME}; check the path or start "
-            f"without --resume."
+            f"{directory} holds no run to resume: it has no {CONFIG_NAME}; {remedy}."
         )
     check_saved(directory)
-    steps, saved = own.steps(directory / "checkpoints"), directory / SAVED_NAME
     if not resume and (steps or saved.exists()):
         at = f" at step {steps[-1]}" if steps else _at(saved)
+        first = f" after putting its {CONFIG_NAME} back" * lost
         raise ValueError(
-            f"{directory} holds a run already, saved{at}; continue with --resume or name another "
-            f"directory."
+            f"{directory} holds a run already, saved{at}; continue with --resume{first} or name "
+            f"another directory."
         )
 
 
 def holds_run(directory: Path) -> bool:
-    """True if the folder has a run's config, or a note that one was saved."""
-    return any((directory / name).exists() for name in (CONFIG_NAME, SAVED_NAME))
+    """True if the folder has a run's config, a note that one was saved, or a checkpoint."""
+    noted = any((directory / name).exists() for name in (CONFIG_NAME, SAVED_NAME))
+    return noted or bool(own.steps(directory / "checkpoints"))
 
 
 def check_saved(directory: Path) -> None:

@@ -81,8 +81,18 @@ def test_auto_begins_a_run_and_then_continues_it(begin, tmp_path):
         begin(tmp_path, resume="auto")
         assert own.steps(tmp_path / "checkpoints")[-1] == 4
     (tmp_path / "config.json").unlink()
-    with pytest.raises(FileNotFoundError, match="holds no run to resume: it has no config"):
-        begin(tmp_path, resume="auto")
+    for _ in range(2):
+        with pytest.raises(
+            FileNotFoundError, match="holds no run to resume: it has no config"
+        ) as e:
+            begin(tmp_path, resume="auto")
+        copy = tmp_path / "checkpoints" / "4" / "config" / "data.json"
+        assert f"config.json; put it back ({copy} is a copy)" in str(e.value)
+        (tmp_path / "saved.json").unlink(missing_ok=True)
+    with pytest.raises(ValueError, match=r"--resume after putting its config\.json back or name"):
+        begin(tmp_path, resume=False)
+    (tmp_path / "config.json").write_bytes(copy.read_bytes())
+    begin(tmp_path, resume="auto")
 
 
 @pytest.mark.parametrize("begin", [trained, improved, evolved])

@@ -343,6 +343,7 @@ def test_unknown_presets_are_refused_and_a_users_file_is_read(tmp_path):
     ("typed", "resume"),
     [
         ([], False),
+        (["--no-resume"], False),
         (["--resume"], True),
         (["--resume", "auto"], "auto"),
         (["--resume=auto"], "auto"),

@@ -44,15 +44,16 @@ def cli(command: Any, *, only_reads: bool = False, **options: Any) -> Any:
         arguments = list(options.get("args") or sys.argv[1:])
         _end(f"{_flag(arguments, refused.value)}{refused}")
     except SystemExit:
-        told = said.getvalue().decode()
-        unknown = re.search(r"Unrecognized options:[\s│]*(-[^\s,]*)", told)
+        unknown = re.search(r"Unrecognized options:[\s│]*(-[^\s,]*)", said.getvalue().decode())
         if unknown is None:
-            print(harmless(told), end="", file=sys.stderr)
             raise
+        said.truncate(0)
         name = unknown[1].partition("=")[0]
         near = get_close_matches(name, _listed(read, options), cutoff=0.7)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
         _end(f"there is no option {name}; {hint}{options.get('prog', '')} --help lists all.")
+    finally:
+        print(harmless(said.getvalue().decode()), end="", file=sys.stderr)
 
 
 class _Console(io.TextIOWrapper):
@@ -106,8 +107,9 @@ def current_options(arguments: Sequence[str], *kinds: Any, **renamed: str) -> li
 
 def with_value(arguments: Sequence[str], flag: str, value: str, warn: bool = True) -> list[str]:
     """The arguments with a value after a flag that stands alone, with a warning on stderr where it
-    took none before."""
-    found = list(arguments)
+    took none before; `--no-FLAG` gives "True" its opposite."""
+    off = flag.replace("--", "--no-", 1) if value == "True" else None
+    found = [f"{flag}=False" if argument == off else argument for argument in arguments]
     if flag in found:
         at = found.index(flag) + 1
         if at == len(found) or found[at].startswith("--"):
@@ -146,7 +148,8 @@ def _number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[float] | None:
     def given(arguments: Sequence[str]) -> float:
         value = info.type(arguments[0])
         if not abs(value) <= (_HUGE if info.type is int else sys.float_info.max):
-            raise _Refused(arguments[0], f"{arguments[0]} is no number to work with; give another.")
+            limit = f"; give at most {_HUGE}" if info.type is int else "; give another"
+            raise _Refused(arguments[0], f"{arguments[0]} is no number to work with{limit}.")
         return value
 
     return (

@@ -29,7 +29,8 @@ def read_rates(path: Path) -> tuple[str, dict[str, Rate]]:
     try:
         summary = json.loads(path.read_bytes())
         evaluations = summary["evaluations"]
-        suite = summary.get("suite", next(iter(evaluations.values()))["suite"])
+        told = summary if "suite" in summary else next(iter(evaluations.values()))
+        suite = told["suite"]
         rates = {name: _rate(found["success"]) for name, found in evaluations.items()}
         if not isinstance(suite, str):
             raise ValueError("the suite is no text")

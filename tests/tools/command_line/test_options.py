@@ -1,5 +1,6 @@
 """Options whose values no command can use, and old names, which scripts still use."""
 
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -84,7 +85,10 @@ class Given:
         (["--out", ""], "error: --out: A path or URL is empty; is a variable in it unset?"),
         (["--rate", "nan"], "error: --rate: nan is no number to work with; give another."),
         (["--rate=1e999"], "error: --rate: 1e999 is no number to work with;"),
-        (["--sizes", "1", str(10**400)], "000 is no number to work with; give another."),
+        (
+            ["--sizes", "1", str(10**400)],
+            "000 is no number to work with; give at most 9007199254740992.",
+        ),
     ],
 )
 def test_a_value_that_no_command_can_use_ends_in_a_sentence_and_with_2(typed, said, capsys):
@@ -94,6 +98,21 @@ def test_a_value_that_no_command_can_use_ends_in_a_sentence_and_with_2(typed, sa
     told = capsys.readouterr().err
     assert said in told
     assert told.count("\n") == 1
+
+
+@dataclass(frozen=True)
+class Warned:
+    rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        print(f"warning: a rate of {self.rate} \033[2Jis high", file=sys.stderr)
+
+
+def test_what_a_config_says_while_it_is_read_is_shown(capsys):
+    assert cli(Warned, args=["--rate", "3"]).rate == 3
+    told = capsys.readouterr().err
+    assert "warning: a rate of 3.0 " in told
+    assert "\033" not in told
 
 
 def test_other_values_are_those_that_were_typed():

@@ -7,6 +7,7 @@ import socket
 import sys
 from base64 import b64encode
 from functools import partial
+from io import StringIO
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from sim.results import Episode, Evaluation
 from sim.statistics import Rate
 from tests.helpers.browser import needs_browser, shown
 from tests.helpers.page import VOID, Page
+from tools.checkpoint import _evaluations
 from tools.runs.films import Film
 from tools.runs.judged import read_rates
 from tools.runs.page import render
@@ -233,8 +235,16 @@ def test_a_damaged_evaluation_is_a_sentence_where_runs_are_listed_and_pushed(tex
     assert found.damage[0].endswith("); evaluate again, or remove the file.")
     with pytest.raises(ValueError, match="is damaged, or not from tools"):
         read_rates(file)
+    said = StringIO()
+    assert _evaluations(run, Console(file=said, width=1000)) == {}
+    assert f"warning: the card leaves out an evaluation: {file}: is damaged" in said.getvalue()
     file.write_text(json.dumps({"evaluations": {"trained": GOOD}}))
     assert read_rates(file) == ("lift", {"trained": Rate(1, 2)})
+    judged = {"trained": {"success": 0.5, "episodes": 2}}
+    assert _evaluations(run, Console(file=said)) == {"lift": judged}
+    older = {"success": GOOD["success"]}
+    file.write_text(json.dumps({"suite": "reach", "evaluations": {"trained": older}}))
+    assert read_rates(file) == ("reach", {"trained": Rate(1, 2)})
 
 
 def test_a_number_of_400_digits_is_a_damaged_line(tmp_path):
