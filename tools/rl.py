@@ -81,7 +81,8 @@ def main() -> None:
         family = ("--family", paths.family) if paths.family else ()
         where = (*family, "--suite", suite, "--out", at / "evaluation")
         say(Console(), following("evaluate", "--checkpoint", at, *where))
-    sys.exit(result.exit_code)
+    if result.exit_code:
+        sys.exit(result.exit_code)
 
 
 if __name__ == "__main__":

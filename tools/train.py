@@ -83,7 +83,8 @@ def main() -> None:
     if result.finished and host_index() == 0:
         say(Console(), summary(paths, result))
         say(Console(), _next(paths, config))
-    sys.exit(result.exit_code)
+    if result.exit_code:
+        sys.exit(result.exit_code)
 
 
 def _next(paths: Paths, config: RunConfig) -> str:
