@@ -64,10 +64,10 @@ def check_folder(directory: Path, resume: bool) -> None:
     check_saved(directory)
     if not resume and (steps or saved.exists()):
         at = f" at step {steps[-1]}" if steps else _at(saved)
-        first = f" after putting its {CONFIG_NAME} back" * lost
+        first = f" Put its {CONFIG_NAME} back first." * lost
         raise ValueError(
-            f"{directory} holds a run already, saved{at}; continue with --resume{first} or name "
-            f"another directory."
+            f"{directory} holds a run already, saved{at}; continue with --resume or name another "
+            f"directory.{first}"
         )
 
 

@@ -89,7 +89,7 @@ def test_auto_begins_a_run_and_then_continues_it(begin, tmp_path):
         copy = tmp_path / "checkpoints" / "4" / "config" / "data.json"
         assert f"config.json; put it back ({copy} is a copy)" in str(e.value)
         (tmp_path / "saved.json").unlink(missing_ok=True)
-    with pytest.raises(ValueError, match=r"--resume after putting its config\.json back or name"):
+    with pytest.raises(ValueError, match=r"another directory\. Put its config\.json back"):
         begin(tmp_path, resume=False)
     (tmp_path / "config.json").write_bytes(copy.read_bytes())
     begin(tmp_path, resume="auto")

@@ -319,7 +319,8 @@ def test_memory_that_runs_out_says_the_rows_and_what_helps(dataset, tmp_path, mo
         r"now \d+\), smaller rows \(--rows.samples, now \d+\), recomputation \(--model.[a-z.]+"
         r".remat full\), "
         r"more micro-batches \(--trainer.accumulation, now 1\), QLoRA \(docs/qlora.md\) or "
-        r"parameters shared out over more devices \(--mesh.fsdp\).",
+        r"parameters shared out over more devices \(--mesh.fsdp\). "
+        r"\(RESOURCE_EXHAUSTED: Out of memory allocating 5e9 bytes\.\)",
         str(found.value),
     )
 
