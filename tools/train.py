@@ -20,6 +20,9 @@ from typing import Annotated
 
 import tyro
 
+from data.files.folder import open_folder
+from data.mixture.mixture import read_mixture
+from data.store.convert import DESCRIPTION
 from models.files.built_in import CONFIGS
 from models.files.terminal import Console, guard_tracebacks, harmless, say
 from parallel.hosts import exits, inject
@@ -29,7 +32,6 @@ from parallel.hosts.stop import leave_at_once
 from parallel.hosts.watchdog import Watchdog
 from tools.command_line.ending import following
 from tools.command_line.options import cli, current_options, with_value
-from tools.recipes.bound_recording import opened
 from tools.recipes.presets import RunConfig, given, load_preset, shortened, take_preset
 from tools.recipes.training import ALONE, Paths, Process, run, summary
 
@@ -96,9 +98,8 @@ def _next(paths: Paths, config: RunConfig) -> str:
         policy += ("--family", paths.preset.rpartition(":")[0])
     if suite:
         return following("evaluate", *policy, "--suite", suite, "--out", folder / "evaluation")
-    try:
-        opened(paths.data)
-    except (ValueError, OSError):
+    datasets = read_mixture(paths.data).datasets
+    if len(datasets) > 1 or open_folder(datasets[0].path).exists(DESCRIPTION):
         return following("serve", *policy)
     form = ("--data-format", paths.data_format) if paths.data_format else ()
     out = folder / "open_loop"
