@@ -63,7 +63,7 @@ def open_parquet(path: Path, file: Path | str | None = None) -> ParquetFile:
     file = file or path
     if not path.is_file():
         raise MissingFileError(file, "file", "is missing; copy or record the dataset again.")
-    require_content(path)
+    require_content(path, file)
     with reading(file):
         opened = ParquetFile(path, page_checksum_verification=True)
         opened.file_bytes = path.stat().st_size

@@ -27,10 +27,11 @@ class MissingFileError(DatasetError, FileNotFoundError):
     """A file that the dataset's metadata promises is not there."""
 
 
-def require_content(file: Path) -> None:
-    """Raises DatasetError if a file is only git-LFS's pointer to its content."""
-    if told := pointer(file):
-        raise DatasetError(file, "file", told)
+def require_content(path: Path, file: Path | str | None = None) -> None:
+    """Raises DatasetError, which calls the file `file`, or `path` if None, if it is only git-LFS's
+    pointer to its content."""
+    if told := pointer(path):
+        raise DatasetError(file or path, "file", told)
 
 
 Severity = Literal["error", "warning"]

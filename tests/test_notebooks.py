@@ -59,7 +59,7 @@ def check_vla(notebook: nbformat.NotebookNode) -> None:
 
 def check_mend(notebook: nbformat.NotebookNode) -> None:
     text = said(notebook)
-    found, mended = text.split("LeRobotDataset clean")[0], text.split("LeRobotDataset clean")[1]
+    found, _, mended = text.partition("LeRobotDataset clean")
     assert "doubled" in found
     assert "plaese" in found
     assert "plaese" not in mended

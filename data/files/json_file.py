@@ -4,10 +4,9 @@ digits, bytes that are not text."""
 from pathlib import Path
 from typing import Any
 
-from data.errors import DatasetError
+from data.errors import DatasetError, require_content
 from data.files.limits import MOST_JSON, require_text
 from models.files.foreign_json import loads
-from models.files.lfs import pointer
 
 
 def read_json(path: Path, file: Path | str, remedy: str) -> Any:
@@ -22,8 +21,7 @@ def read_json(path: Path, file: Path | str, remedy: str) -> Any:
     """
     if isinstance(path, Path):
         require_text(file, "file", path.stat().st_size, MOST_JSON)
-    if told := pointer(path):
-        raise DatasetError(file, "file", told)
+    require_content(path, file)
     try:
         return loads(path.read_text("utf-8"))
     except ValueError as error:

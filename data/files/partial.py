@@ -6,6 +6,8 @@ reads.
 from collections.abc import Iterable
 from pathlib import Path
 
+from models.files.address import parse
+
 EDITED = "edit.jsonl"
 """File of a dataset that an edit has put in place, or is to, and not yet finished."""
 _UNMARKED = {"data", "meta", "videos"}
@@ -20,12 +22,7 @@ def partial_of(out: Path) -> Path:
 def require_apart(out: str | Path, sources: Iterable[str | Path]) -> None:
     """Raises ValueError if a path or URL to write to is one of those to read from, or inside."""
     for source in sources:
-        urls = ["://" in str(one) for one in (out, source)]
-        if all(urls):
-            inside = f"{str(out).rstrip('/')}/".startswith(f"{str(source).rstrip('/')}/")
-        else:
-            inside = not any(urls) and Path(out).resolve().is_relative_to(Path(source).resolve())
-        if inside:
+        if parse(out).is_inside(parse(source)):
             raise ValueError(
                 f"{out}: is inside of {source}, which is read; give a folder that is not."
             )

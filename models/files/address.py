@@ -53,6 +53,12 @@ class Address:
         """True if it is this path of this machine."""
         return not self.is_remote and self.path.resolve() == path.resolve()
 
+    def is_inside(self, other: "Address") -> bool:
+        """True if it is the other place or below it."""
+        if not (self.is_remote or other.is_remote):
+            return self.path.resolve().is_relative_to(other.path.resolve())
+        return self.protocol == other.protocol and self.path.is_relative_to(other.path)
+
     @property
     def url(self) -> str:
         """URL for fsspec."""

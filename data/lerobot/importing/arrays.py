@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -61,6 +61,7 @@ def check_rows(
     Raises:
       DatasetError: arrays differ in length, or one has a type or shape that cannot be read.
     """
+    size = cache(size)
     columns = {s.path: name for name, sources in layout.columns.items() for s in sources}
     columns |= {layout.time: "time"} if layout.time else {}
     cameras = {camera.path: name for name, camera in layout.cameras.items()}

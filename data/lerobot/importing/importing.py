@@ -151,11 +151,14 @@ def import_dataset(
         require_alike(file, "", checked[-1], checked[0], str(files[0]))
     counts = [one.episodes for one in checked]
     about = {"layout": {k: v for k, v in asdict(layout).items() if k != "name"}}
-    if resume and (done := finished_recording(Path(out))) is not None:
-        digests = list[str]()
+
+    def digested(activity: str) -> Iterator[str]:
         for number, file in enumerate(files):
-            report("Comparing", number, len(files))
-            digests.append(digest_of([file, *kind.beside(file, layout)]))
+            report(activity, number, len(files))
+            yield digest_of([file, *kind.beside(file, layout)])
+
+    if resume and (done := finished_recording(Path(out))) is not None:
+        digests = list(digested("Comparing"))
         _require_same(done, _origin(about, files, digests))
         written = done.num_episodes, done.num_frames
         return ImportSummary(len(files), *written, 0.0, checked[0].unused, complete=True)
@@ -171,9 +174,9 @@ def import_dataset(
         about=about,
     ) as writer:
         before, units, digests = list(writer.notes), list[Unit](), list[str]()
-        for number, file in enumerate(files):
-            report("Comparing" if before else "Reading", number, len(files))
-            digests.append(digest := digest_of([file, *kind.beside(file, layout)]))
+        told = digested("Comparing" if before else "Reading")
+        for number, (file, digest) in enumerate(zip(files, told, strict=True)):
+            digests.append(digest)
             place = Path(os.path.abspath(file))
             notes = _notes_of(before, place, digest, Path(out))
             if not (notes and notes[-1]["last"]):

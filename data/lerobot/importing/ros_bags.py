@@ -89,6 +89,8 @@ def _open_bag(path: Path) -> Iterator[_RosBag]:
         usual = systems.get_typestore(systems.Stores.ROS2_HUMBLE)
         reader = highlevel.AnyReader([path], default_typestore=usual)
         reader.open()
+        if any(getattr(one, "compression_mode", None) == "message" for one in reader.readers):
+            _require_message_sizes(path)
         _bound(path, reader)
     try:
         yield _RosBag(path, reader)
@@ -98,7 +100,6 @@ def _open_bag(path: Path) -> Iterator[_RosBag]:
 
 def _require_sizes(path: Path) -> None:
     """Raises DatasetError if a file of a bag is not a regular one, or unpacks to far too much."""
-    zstandard = library("zstandard", "A ROS bag")
     for file in sorted(path.iterdir()) if path.is_dir() else ():
         if not file.is_file():
             if file.name == METADATA or file.suffix in _STORED:
@@ -112,10 +113,16 @@ def _require_sizes(path: Path) -> None:
         elif file.suffix == ".zstd":
             with file.open("rb") as packed:
                 require_frame(file, "file", packed, size, on_disk=True)
-        elif file.suffix == ".db3":
-            with closing(_database(file)) as database:
-                for (content,) in database.execute(_PACKED, (zstandard.FRAME_HEADER,)):
-                    require_frame(file, "message", io.BytesIO(content), size)
+
+
+def _require_message_sizes(path: Path) -> None:
+    """Raises DatasetError if a message of a bag that packs each unpacks to far too much."""
+    header = library("zstandard", "A ROS bag").FRAME_HEADER
+    for file in sorted(path.glob("*.db3")):
+        size = file.stat().st_size
+        with closing(_database(file)) as database:
+            for (content,) in database.execute(_PACKED, (header,)):
+                require_frame(file, "message", io.BytesIO(content), size)
 
 
 def _bound(path: Path, reader: Any) -> None:
