@@ -67,10 +67,14 @@ def run(command: str) -> None:
     Raises:
       Failed: it ended with an error.
     """
-    if "--resume" in command:
-        run(command.replace(" --resume", ""))
+    if "--mirror" in command:
+        _run_here(command)
         for folder in Path().glob("runs/*"):
-            shutil.rmtree(folder if "--mirror" in command else folder / "checkpoints" / "2")
+            shutil.rmtree(folder)
+    elif "--resume" in command:
+        run(re.sub(" --resume( auto)?", "", command))
+        for folder in Path().glob("runs/*"):
+            shutil.rmtree(folder / "checkpoints" / "2")
     if any(word in command for word in _APART):
         _run_apart(command)
     elif found := re.search(r"ws://\S+:8000", command):
