@@ -31,6 +31,7 @@ RUNS = {
     "tools/recipes/presets.py": "presets of built-in families, by their folders",
     "tools/__main__.py": "commands, by the names of their files",
     "tools/bench/__main__.py": "benchmarks, by a table of their modules",
+    "tools/export/run.py": "pictures.py, which we write beside it in an exported policy's folder",
     "parallel/trackers/tracker.py": "trackers of ours, by a table; others by path/to/file.py:NAME",
     "sim/processes/child.py": "a simulator's script of ours or of the user's suite",
     "data/files/job.py": "pickles of this process, for its threads",

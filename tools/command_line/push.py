@@ -59,7 +59,7 @@ def push(
             revision=options.revision,
             tag=tag,
         )
-    if not address.is_remote:
+    if "://" not in url:
         raise ValueError(f"{url} is not a URL; give hf://org/name, s3://… or gs://….")
     if options.revision:
         raise ValueError(f"{url}: a bucket has no revisions; leave --revision out.")

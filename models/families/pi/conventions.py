@@ -231,9 +231,11 @@ def _openpi(
 
 
 def _of_robot(scale: Normalizer, width: int) -> Normalizer:
-    """The scales of a robot's dims, in a file that was padded to the model's width."""
-    dims = range(1, width) if len(scale.offset) == width else ()
-    return next((x for d in dims if len((x := scale.cut(d)).offset) == d), scale)
+    """The scales of a robot's dims, in a file that was padded to the model's width; all of them if
+    none is scaled."""
+    if len(scale.offset) != width or not scale.cut(0).offset:
+        return scale
+    return next((x for d in range(1, width) if len((x := scale.cut(d)).offset) == d), scale)
 
 
 def _form(state: StateOption | None) -> Any:
