@@ -138,7 +138,8 @@ def trained(family, options, tmp_path_factory) -> Path:
 
 def learnt(options, out, *, init=None, model=None, rates=None, mesh=None) -> list[float]:
     """The losses of two steps of a run as `trained`, with some of its config changed."""
-    paths, config, _ = train.parse([*options, "--out", str(out), "--trainer.train-steps", "2"])
+    few = ("--trainer.train-steps", "2", "--optimizer.name", "adamw")
+    paths, config, _ = train.parse([*options, "--out", str(out), *few])
     config = replace(config, trainer=replace(config.trainer, eval_every=0))
     if model is not None:
         config = replace(config, model=model(config.model))
@@ -302,27 +303,18 @@ def observed(policy, number):
 
 def test_a_samples_loss_does_not_depend_on_what_it_is_packed_with(trained):
     policy = load_policy(trained)
+    robot, prepare = policy.processor.embodiments[0], policy.processor.sample
     samples = []
     for number in range(3):
-        (request,) = policy.prepare(observed(policy, number))
-        chunk = np.full((4, policy.processor.action_dim), number + 1.0, np.float32) / 4
-        samples.append(
-            replace(
-                request.sample, actions=chunk, action_mask=np.ones(chunk.shape, bool), id=number
-            )
-        )
-    one = policy.rows(samples[:1])
-    images, prefix = (
-        most_images(samples, policy.model.config.layout(prefix=0, samples=1, images=0)),
-        one.prefix_source.shape[1],
-    )
-    layout = policy.model.config.layout(
-        prefix=3 * prefix,
-        samples=3,
-        images=3 * images,
-        text=3 * one.text.shape[1],
-        targets=one.targets.shape[2],
-    )
+        shown, chunk = observed(policy, number), np.full((4, 2), (number - 1.0) / 4)
+        pictures = [shown[f"observation/{name}"] for name in robot.cameras]
+        state = shown["observation/state"]
+        samples.append(prepare(pictures, state, shown["prompt"], actions=chunk, id=number))
+    config, one = policy.model.config, policy.rows(samples[:1])
+    images = most_images(samples, config.layout(prefix=0, samples=1, images=0))
+    places = {"prefix": 3 * one.prefix_source.shape[1], "text": 3 * one.text.shape[1]}
+    targets = max(len(sample.subtask) + len(sample.action_tokens) for sample in samples)
+    layout = config.layout(samples=3, images=3 * images, targets=targets, **places)
     together, *alone = (pack([row], layout) for row in (samples, *([x] for x in samples)))
     loss = jax.jit(lambda batch: policy.model.loss(policy.params, batch, jax.random.key(3)))
     sums = [np.asarray(loss(batch)) for batch in (together, *alone)]
@@ -409,7 +401,7 @@ def test_a_policy_is_converted_to_formats_of_its_family_alone(
     again, first = load_policy(tmp_path / "own"), load_policy(trained)
     jax.tree.map(np.testing.assert_array_equal, again.params, first.params)
     assert again.model == first.model
-    other = next(x for x in ("lerobot", "groot") if x not in writers(family.name))
+    other = next(x for x in ("lerobot", "openpi", "groot") if x not in writers(family.name))
     with pytest.raises(SystemExit, match=f"'{other}' cannot hold .* family '{family.name}'"):
         command(
             *(convert_checkpoint.main, trained, tmp_path / "other", "--to", other, *options),
