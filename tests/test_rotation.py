@@ -79,21 +79,30 @@ def test_a_change_touches_its_package_and_those_that_import_it(path: str, packag
 def test_slow_tests_and_drills_are_taken_by_their_marks_and_the_longest_file_first(
     tmp_path, monkeypatch
 ) -> None:
-    def item(name: str, *marks: str) -> Mock:
-        return Mock(nodeid=name, get_closest_marker=lambda mark: mark in marks)
+    def item(name: str, *marks: str, row: tuple[str, ...] = ()) -> Mock:
+        known = dict.fromkeys(marks, Mock()) | ({"row": Mock(args=row)} if row else {})
+        return Mock(nodeid=name, get_closest_marker=known.get)
 
     short, long, longest = (f"tests/sim/test_{n}.py::test_0" for n in ("short", "long", "longest"))
     drills = [f"tests/rl/test_drill.py::test_{i}" for i in range(rotation.DRILLS)]
     fast = item("tests/sim/test_long.py::test_1")
     items = [item(short, "slow"), item(long, "slow"), item(longest, "slow"), fast]
     items += [item(name, "slow", "drill") for name in drills]
+    rows = [("here", "sim/suite"), ("there", "models/there"), ("elsewhere", "models/elsewhere")]
+    cells = {row: [f"tests/tools/test_rows.py::test_{i}[{row[0]}]" for i in "ab"] for row in rows}
+    items += [item(name, "drill", row=row) for row, names in cells.items() for name in names]
     seconds = tmp_path / "seconds.json"
     slow = {"tests/sim/test_long.py": 100, longest: 200, longest.replace("0", "1"): 200}
     seconds.write_text(json.dumps({"slow": slow, "drills": {}}))
     monkeypatch.setattr(rotation, "SECONDS", seconds)
     monkeypatch.setattr(rotation, "changed", lambda since: ["sim/suite.py"])
     found = [item.nodeid for item in rotation.take(items, "a commit")]
-    assert [name for name in found if name not in drills] == [longest, long, short]
+    whole = [row[0] for row, names in cells.items() if {*names} <= {*found}]
+    assert "here" in whole
+    assert len(whole) <= 2
+    assert len([name for name in found if "test_rows" in name]) == 2 * len(whole)
+    others = [name for name in found if name not in drills and "test_rows" not in name]
+    assert others == [longest, long, short]
     assert len({*found} & {*drills}) == 1
 
 

@@ -1,6 +1,7 @@
 """CI's choice of slow tests and drills, as all of them take hours (`make everything`): the slow
 tests of packages that changed or import what changed, as far as they fit into their minutes, and by
-the commit's hash a fifth of the other slow tests and a tenth of the drills.
+the commit's hash a fifth of the other slow tests, a tenth of the drills, and of docs/families.md a
+row whose folder changed and another.
 
     python -m pytest -m 'slow or drill' --since COMMIT
 
@@ -98,6 +99,14 @@ def chosen(
     }
 
 
+def rows_chosen(rows: Iterable[tuple[str, str]], paths: Sequence[str], number: int) -> set[str]:
+    """Names of the rows, each given with the folder of its family, that a commit takes: one of
+    those whose folder changed, and one of all."""
+    every = sorted(rows)
+    theirs = [row for row in every if any(path.startswith(row[1]) for path in paths)]
+    return {some[number % len(some)][0] for some in (theirs, every) if some}
+
+
 def package(name: str, of_all: str = "tools") -> str:
     """The package that a test or test file tests; those that test all are tools', which imports
     all, or `of_all`'s."""
@@ -106,17 +115,19 @@ def package(name: str, of_all: str = "tools") -> str:
 
 
 def take(items: Sequence[pytest.Item], since: str) -> list[pytest.Item]:
-    """The slow tests and drills of `items` that the checked out commit takes, the files that take
-    longest first, so that workers end together."""
+    """The slow tests, drills and rows of `items` that the checked out commit takes, the files that
+    take longest first, so that workers end together."""
     known = json.loads(SECONDS.read_text(encoding="utf-8"))
     apart = {_file(name) for name in known["slow"] if "::" in name}
     names = {item: _name(item, apart) for item in items if _part(item)}
-    cost = {name: known[_part(item)].get(name, _USUAL) for item, name in names.items()}
+    cost = {name: known.get(_part(item), {}).get(name, _USUAL) for item, name in names.items()}
     slow, drills = (
         {name: cost[name] for item, name in names.items() if _part(item) == part}
         for part in ("slow", "drills")
     )
-    taken = chosen(slow, drills, touched(changed(since)), int(head(), 16))
+    paths, number = changed(since), int(head(), 16)
+    taken = chosen(slow, drills, touched(paths), number)
+    taken |= rows_chosen({_row(item) for item in items} - {None}, paths, number)
     files = Counter[str]()
     for name in taken:
         files[_file(name)] += cost[name]
@@ -125,12 +136,21 @@ def take(items: Sequence[pytest.Item], since: str) -> list[pytest.Item]:
 
 
 def _part(item: pytest.Item) -> str:
+    if _row(item):
+        return "rows"
     if item.get_closest_marker("drill"):
         return "drills"
     return "slow" if item.get_closest_marker("slow") else ""
 
 
+def _row(item: pytest.Item) -> tuple[str, str] | None:
+    marker = item.get_closest_marker("row")
+    return marker and marker.args
+
+
 def _name(item: pytest.Item, apart: Collection[str]) -> str:
+    if row := _row(item):
+        return row[0]
     file = _file(item.nodeid)
     return item.nodeid if _part(item) == "drills" or file in apart else file
 

@@ -391,6 +391,9 @@ def _scan(w: Writer, equation: Any, *operands: Value) -> list[Value]:
     p = equation.params
     closed, (fixed, begin, lists) = p["jaxpr"], _scanned(p, operands)
     consts, carries = len(fixed), len(begin)
+    if not p["length"]:  # onnxruntime runs no Scan without steps
+        shapes = [_like(equation, i) for i in range(carries, len(equation.outvars))]
+        return [*begin, *(np.zeros(*each) for each in shapes)]
     if not lists:
         lists = (np.arange(p["length"], dtype=np.int64),)
     body = Writer(w.rules, w)
