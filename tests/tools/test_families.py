@@ -107,6 +107,21 @@ FAMILIES = [
         "dit/cross_blocks/k/kernel",
     ),
     Family(
+        "groot17",
+        "groot17-tiny",
+        None,
+        (
+            *sizes("vision.", "width", "16", "hidden", "16", "heads", "2"),
+            *sizes("language.", "width", "16", "depth", "1", "hidden", "16", "head-dim", "8"),
+            *("--model.language.sections", "2", "1", "1"),
+            *sizes("adapter.", "head-dim", "8"),
+            *sizes("dit.", "depth", "2", "head-dim", "8"),
+            *sizes("", "hidden", "16", "chunks", "1"),
+        ),
+        "embedding",
+        "vision/blocks/qkv/kernel",
+    ),
+    Family(
         "pi0_fast",
         "pi0-fast-tiny",
         None,
