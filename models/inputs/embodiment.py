@@ -218,7 +218,9 @@ class Embodiment:
                 "state of the observation too."
             )
         if self.own is not None:
-            return self.own.acted(chunk, np.zeros(0) if state is None else state)
+            return self.own.acted(
+                chunk, np.zeros((*chunk.shape[:-2], 0)) if state is None else state
+            )
         chunk = self.actions.inverse(chunk)
         if self.relative and state is not None:
             chunk = chunk + self.origin(state)

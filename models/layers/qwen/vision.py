@@ -89,7 +89,7 @@ class QwenVision(nnx.Module):
     @jax.named_scope("vision")
     def __call__(
         self, images: UInt8[Array, "b h w 3"] | Float32[Array, "b h w 3"]
-    ) -> tuple[Float[Array, "b n w"], Float[Array, "b n d w"]]:
+    ) -> tuple[Float[Array, "b n o"], Float[Array, "b n d o"]]:
         """Tokens, and those of the d deep features."""
         axes = dividing(len(images), *ROWS, "context", "stage")
         x = self.embedded(self.patches(constrain(images, axes)))
@@ -119,7 +119,9 @@ class QwenVision(nnx.Module):
         rows = dividing(len(images), *ROWS)
         return constrain(tokens, rows), constrain(features, rows)
 
-    def patches(self, images: Float[Array, "b h w 3"]) -> Float[Array, "b n d"]:
+    def patches(
+        self, images: UInt8[Array, "b h w 3"] | Float32[Array, "b h w 3"]
+    ) -> Float[Array, "b n d"]:
         """Patches in blocks, each as a vector of pixels from −1 to 1."""
         b, h, w, _ = images.shape
         p, m = self.config.patch, MERGE

@@ -69,7 +69,8 @@ def sample(processor, draw, feeds):
         return pictures.setdefault((camera, frame), frames.picture(start + frame, camera))
 
     def past(column, read):
-        ago = dict(processor.observed.ago).get(column, ())
+        observed = processor.observed
+        ago = observed.state if column == "state" else observed.camera(column)
         at = [draw.frame - round(back * feed.step) for back in ago]
         absent = processor.observed.padding == "mask"
         return [None if frame < 0 and absent else read(max(frame, 0)) for frame in at]

@@ -320,7 +320,7 @@ def _units(
     for name, each in zip(names, told or [{}] * len(names), strict=True):
         rep, kind = (str(each.get(x, usual)) for x, usual in (("rep", "ABSOLUTE"), ("type", "")))
         relative = rep.upper() == "RELATIVE" and bool(flags.get("use_relative_action"))
-        form = str(each.get("format")).upper()
+        form = str(each.get("format")).upper().replace("+", "_")
         pose: Pose = POSES.get(form, "") if relative and kind.upper() == "EEF" else ""
         if relative and kind.upper() == "EEF" and not pose:
             raise ValueError(

@@ -57,7 +57,7 @@ def params():
         table, {n: x.shape for n, x in arrays.items()}, {n: x.shape for n, x in shapes.items()}, ""
     )
     read = partial(
-        read_block, fetch=lambda n, at: arrays[n][at], dtype=np.dtype(np.float32), piece_bytes=1e9
+        read_block, fetch=lambda n, at: arrays[n][at], dtype=np.dtype(np.float32), piece_bytes=2**30
     )
     whole = {n: (slice(None),) * len(x.shape) for n, x in found.items()}
     return unflatten_dict({n: read(x, whole[n])[0] for n, x in found.items()}, sep="/")
