@@ -269,7 +269,7 @@ class Policy:
 
     def sample_actions(
         self, requests: Sequence[Request], noise: Float[np.ndarray, "b h _a"] | None = None
-    ) -> Float[np.ndarray, "b h a"]:
+    ) -> Float[np.ndarray, "b _steps a"]:
         """Chunks in the robot's units, one for each request; see `infer` for the noise. A policy
         that predicts subtasks does so first for requests that have none."""
         check_noise(noise, len(requests))
@@ -343,7 +343,7 @@ class Policy:
 
     def robot_actions(
         self, chunks: Float[np.ndarray, "b h _a"], states: Float[np.ndarray, "b _s"]
-    ) -> Float[np.ndarray, "b h a"]:
+    ) -> Float[np.ndarray, "b _steps a"]:
         """The model's chunks in the robot's units and dims; `states` are in the robot's units
         too."""
         return self._prepared().actions(chunks, self.embodiment, states)

@@ -164,47 +164,24 @@ def _put_at(
 def _pose(
     moved: Float[np.ndarray, "*b 3"], matrix: Float[np.ndarray, "*b 3 3"], pose: Pose
 ) -> Float[np.ndarray, "*b d"]:
-    turn = matrix[..., :2, :].reshape(*matrix.shape[:-2], 6) if pose == "rot6d" else _log(matrix)
+    if pose == "rot6d":
+        turn = matrix[..., :2, :].reshape(*matrix.shape[:-2], 6)
+    else:
+        from scipy.spatial.transform import Rotation
+
+        turn = Rotation.from_matrix(matrix.reshape(-1, 3, 3)).as_rotvec().reshape(moved.shape)
     return np.concatenate([moved, turn], axis=-1)
 
 
 def _matrix(turn: Float[np.ndarray, "*b n"], pose: Pose) -> Float[np.ndarray, "*b 3 3"]:
-    """Rotation matrix: by Gram-Schmidt from its first two rows, or from a rotation vector
-    (Rodrigues)."""
+    """Rotation matrix: by Gram-Schmidt from its first two rows, or from a rotation
+    vector."""
     if pose == "rot6d":
         first = turn[..., :3] / np.linalg.norm(turn[..., :3], axis=-1, keepdims=True)
         second = turn[..., 3:] - (first * turn[..., 3:]).sum(-1, keepdims=True) * first
         second = second / np.linalg.norm(second, axis=-1, keepdims=True)
         return np.stack([first, second, np.cross(first, second)], axis=-2)
-    angle = np.linalg.norm(turn, axis=-1)[..., None, None]
-    cross = np.cross(np.eye(3), turn[..., None, :])
-    sine, cosine = np.sinc(angle / np.pi), np.sinc(angle / (2 * np.pi)) ** 2 / 2
-    return np.eye(3) + sine * cross + cosine * cross @ cross
+    from scipy.spatial.transform import Rotation  # only robots with such poses load it
 
-
-def _log(matrix: Float[np.ndarray, "*b 3 3"]) -> Float[np.ndarray, "*b 3"]:
-    """Rotation vector of a matrix, by the quaternion of the largest of its four numbers."""
-    trace = np.trace(matrix, axis1=-2, axis2=-1)
-    diagonal = np.diagonal(matrix, axis1=-2, axis2=-1)
-    size = np.concatenate([trace[..., None], 2 * diagonal - trace[..., None]], axis=-1)
-    x, y, z = (matrix[..., a, b] - matrix[..., b, a] for a, b in ((2, 1), (0, 2), (1, 0)))
-    p, q, r = (matrix[..., a, b] + matrix[..., b, a] for a, b in ((1, 0), (2, 0), (2, 1)))
-    rows = np.stack(
-        [
-            np.stack(row, axis=-1)
-            for row in (
-                (1 + size[..., 0], x, y, z),
-                (x, 1 + size[..., 1], p, q),
-                (y, p, 1 + size[..., 2], r),
-                (z, q, r, 1 + size[..., 3]),
-            )
-        ],
-        axis=-2,
-    )
-    best = np.argmax(size, axis=-1)[..., None, None]
-    quaternion = np.take_along_axis(rows, best, axis=-2)[..., 0, :]
-    quaternion = quaternion / np.linalg.norm(quaternion, axis=-1, keepdims=True)
-    quaternion = quaternion * np.where(quaternion[..., :1] < 0, -1, 1)
-    length = np.linalg.norm(quaternion[..., 1:], axis=-1, keepdims=True)
-    angle = 2 * np.arctan2(length, quaternion[..., :1])
-    return quaternion[..., 1:] * np.where(length > 1e-12, angle / np.maximum(length, 1e-12), 2)
+    flat = Rotation.from_rotvec(turn.reshape(-1, 3)).as_matrix()
+    return flat.reshape(*turn.shape[:-1], 3, 3)

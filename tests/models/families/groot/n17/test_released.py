@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import Policy, load_policy, pack
+from models import Embodiment, Policy, load_policy, pack
 from models.flow import flow
 from models.formats import writers
-from models.load import inspect_checkpoint
+from models.load import derived, inspect_checkpoint, trained_preparation
 from tests.helpers.models.groot17_case import (
     BACKBONE,
     CAMERAS,
@@ -41,6 +41,7 @@ def folders(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("groot17")
     for name in {name for name, _ in FORMS.values()}:
         folder(name, path)
+    shutil.copytree(FIXTURE / "nvidia", path / "nvidia")
     told = json.loads((FIXTURE / "lerobot_libero" / "config.json").read_text())
     cameras = [f"observation.images.{camera}" for camera in CAMERAS["plain"]]
     picture = {"type": "VISUAL", "shape": [3, 256, 256]}
@@ -197,6 +198,18 @@ def test_a_policy_written_and_read_again_is_the_same(folders, tmp_path, form, wr
     assert replace(again.model.config, image_size=policy.model.config.image_size) == replace(
         policy.model.config, euler_steps=again.model.config.euler_steps
     )
+
+
+def test_training_begins_with_the_preparation_of_the_files(folders):
+    """Pictures then have one size, and the backbone's files are found beside the checkpoint."""
+    found = inspect_checkpoint(folders / "checkpoint", robot="libero_sim")
+    made = trained_preparation(folders / "checkpoint", found.config)
+    robots = [Embodiment.in_model_units(("front",), 6, 6)]
+    begun = derived(made, found.config, robots)
+    assert begun.prompts == found.processor.prompts
+    assert begun.pictures == replace(found.processor.pictures, any_size=False)
+    assert begun.pictures.crop == 0.95
+    found.config.check_processor(replace(begun, embodiments=tuple(robots)))
 
 
 def test_what_is_not_supported_is_refused(folders, tmp_path):
