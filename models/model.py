@@ -97,6 +97,8 @@ class ModelConfig(ABC):
     - `dataset_cameras`, likewise (training): of (a function from the name of a dataset's file to
       its path or None, the columns' dims, the dataset's path) to its cameras by their names for the
       model, in the model's order, or None for its own.
+    - `for_pictures(shapes) -> config` (acting): of a model that takes pictures of any size, that
+      for pictures of these heights and widths.
     - `for_robots(names) -> config` (tools.train --embodiment): with these robots in this order.
     - `with_rows_of(other, foreign) -> config` (training): with the rows for robots that the config
       of the run or checkpoint to start from has; `foreign` is its path if another code wrote it.

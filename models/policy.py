@@ -254,8 +254,8 @@ class Policy:
             observations = [session.observe(observations[0], session.after(executed))]
             keys = [session.key] if keys is None else keys
         samples, processor, robot = self._samples(observations), self._prepared(), self._robot
-        if robot.relative and any(one.state is None for one in observations):
-            processor.actions(np.zeros((1, len(robot.relative))), self.embodiment)
+        if robot.measured and any(one.state is None for one in observations):
+            processor.actions(np.zeros((1, len(robot.actions.offset))), self.embodiment)
         nothing = np.zeros(len(robot.state.offset))
         states = [nothing if one.state is None else one.state for one in observations]
         shape = (len(samples), processor.horizon, len(robot.actions.offset))
@@ -269,7 +269,7 @@ class Policy:
 
     def sample_actions(
         self, requests: Sequence[Request], noise: Float[np.ndarray, "b h _a"] | None = None
-    ) -> Float[np.ndarray, "b h a"]:
+    ) -> Float[np.ndarray, "b _steps a"]:
         """Chunks in the robot's units, one for each request; see `infer` for the noise. A policy
         that predicts subtasks does so first for requests that have none."""
         check_noise(noise, len(requests))
@@ -309,7 +309,7 @@ class Policy:
     @property
     def reads_state(self) -> bool:
         """True if the model or its action units need the state."""
-        return self._prepared().state_input != "none" or bool(self._robot.relative)
+        return self._prepared().state_input != "none" or self._robot.measured
 
     @property
     def inputs(self) -> Inputs:
@@ -343,7 +343,7 @@ class Policy:
 
     def robot_actions(
         self, chunks: Float[np.ndarray, "b h _a"], states: Float[np.ndarray, "b _s"]
-    ) -> Float[np.ndarray, "b h a"]:
+    ) -> Float[np.ndarray, "b _steps a"]:
         """The model's chunks in the robot's units and dims; `states` are in the robot's units
         too."""
         return self._prepared().actions(chunks, self.embodiment, states)
@@ -533,6 +533,10 @@ class Policy:
     def rows(self, samples: list[Sample]) -> PackedBatch:
         """A batch with one sample a row, its text rounded up to a bucket."""
         config, empty = self.model.config, self._empty_layout
+        if (resized := getattr(config, "for_pictures", None)) is not None:
+            shapes = (image.shape[:2] for sample in samples for image in sample.images)
+            config = resized(tuple(dict.fromkeys(shapes)))
+            empty = config.layout(prefix=0, samples=1, images=0)
         images = most_images(samples, empty)
         text = self._text(max(len(sample.text) for sample in samples))
         prefix = empty.prefix_length(images, text) - empty.state_tokens + 1

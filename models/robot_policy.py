@@ -128,7 +128,9 @@ class RobotPolicy:
     @property
     def chunk(self) -> tuple[int, int]:
         """Steps and dims of an action chunk in the robot's units."""
-        return self.processor.horizon, len(self.embodiment.actions.offset)
+        own = self.embodiment.own
+        steps = self.processor.horizon if own is None else own.steps
+        return steps, len(self.embodiment.actions.offset)
 
     def session(self, number: int, continues: bool) -> RobotSession:
         """See `Policy.session`."""
@@ -223,9 +225,9 @@ class RobotPolicy:
                 "The policy sees only the middle of each image, and images are not cropped on a "
                 "device; choose placement 'host'."
             )
-        if self.embodiment.adapter:
+        if (adapter := self.embodiment.adapter) or self.embodiment.own is not None:
             raise ValueError(
-                f"The policy converts units ('{self.embodiment.adapter}'), which is not done on a "
+                f"The policy converts units ('{adapter or 'own'}'), which is not done on a "
                 "device; choose placement 'host'."
             )
         if self.processor.observed.ago:

@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grain
 import numpy as np
@@ -187,7 +187,7 @@ def _image_codes(
     counts = np.zeros((len(shown), max(1, len(sizes)) * (1 + past)), np.int64)
     for number, name in enumerate(names if sizes else ()):
         group = sizes.index(processor.fit(number).shape)
-        counts[:, group] += shown[:, number]
+        counts[:, group] += shown[:, number] * processor.observed.views
         if past:
             counts[:, len(sizes) + group] += shown[:, number] * len(processor.observed.camera(name))
     return count_code(counts)
@@ -226,6 +226,11 @@ def _check_fit(frames: Frames, camera: str, wanted: PictureFit) -> None:
         raise ValueError(
             f"{frames.name}: its images were resized as '{given.kind}', but the policy expects "
             f"'{wanted.kind}'; convert the dataset with --resize {wanted.kind}."
+        )
+    if replace(given, size=wanted.size) != wanted:
+        raise ValueError(
+            f"{frames.name}: its images were fitted as {given}, but the policy expects {wanted}; "
+            "train from the dataset itself, whose images are then fitted as the policy expects."
         )
 
 

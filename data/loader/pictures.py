@@ -77,6 +77,16 @@ def pictures_of(
         here, seen, now = place[sample, camera], present[sample, camera], frame[sample]
         shape, ago = processor.fit(camera).shape, processor.observed.camera(name)
         past = np.full((len(sample), layout.image_history), -1)
+        if processor.observed.shown:
+            at, _ = processor.observed.frames(ago, now, feed.step)
+            each = np.concatenate([at[:, ::-1], now[:, None]], axis=1)
+            places = here[:, None] + count[sample, None] * np.arange(each.shape[1])
+            row = np.where(seen[:, None], rows[sample, None] - now[:, None] + each, -1)
+            zeros = np.zeros(each.size, np.int64)
+            group, whose = zeros + layout.group_of(shape), np.repeat(sample, each.shape[1])
+            none = np.repeat(past, each.shape[1], axis=0)
+            found.append(Pictures(camera, whose, places.ravel(), group, row.ravel(), zeros, none))
+            continue
         if not ago:
             zeros, row = np.zeros_like(here), np.where(seen, rows[sample], -1)
             group = zeros + layout.group_of(shape)

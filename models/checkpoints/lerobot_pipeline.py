@@ -46,6 +46,9 @@ _ALIASES: Mapping[str, str] = MappingProxyType(
         "AddBatchDimensionProcessorStep": "to_batch_processor",
         "DeviceProcessorStep": "device_processor",
         "GrootActionUnpackUnnormalizeStep": "groot_action_unpack_unnormalize_v1",
+        "GrootN17ActionDecodeStep": "groot_n1_7_action_decode_v1",
+        "GrootN17PackInputsStep": "groot_n1_7_pack_inputs_v1",
+        "GrootN17VLMEncodeStep": "groot_n1_7_vlm_encode_v1",
         "GrootEagleCollateStep": "groot_eagle_collate_v3",
         "GrootEagleEncodeStep": "groot_eagle_encode_v3",
         "GrootPackInputsStep": "groot_pack_inputs_v3",
@@ -67,6 +70,11 @@ _SETTINGS: Mapping[str, dict[str, tuple[Any, ...]]] = MappingProxyType(
     {
         "device_processor": {"float_dtype": (None, "float32")},
         "groot_action_unpack_unnormalize_v1": {"normalize_min_max": (True,)},
+        "groot_n1_7_pack_inputs_v1": {
+            "language_key": ("task",),
+            "normalize_min_max": (True,),
+            "state_horizon": (1,),
+        },
         "groot_pack_inputs_v3": {
             "formalize_language": (False,),
             "language_key": ("task",),

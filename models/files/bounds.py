@@ -39,7 +39,9 @@ def check_sizes(where: str, config: object, *names: str, most: int = LARGEST_SIZ
 def check_reading(config: Any, steps: str = "euler_steps") -> None:
     """Raises ValueError unless the sizes of what a model reads, draws and acts by are sane; `steps`
     names the field with the steps in which it acts."""
-    check_size("model.image_size", config.image_size, LARGEST_IMAGE)
+    size = config.image_size
+    for side in size if isinstance(size, tuple) else (size,):
+        check_size("model.image_size", side, LARGEST_IMAGE)
     check_size("model.vocabulary", config.vocabulary, LARGEST_VOCABULARY)
     check_sizes("model", config, "state_dim", "action_dim", most=LARGEST_DIMS)
     check_size("model.horizon", config.horizon, LARGEST_HORIZON)

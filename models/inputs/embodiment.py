@@ -2,6 +2,7 @@
 from. It is part of a `Processor`, so it is JSON and is stored in the checkpoint.
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ from jaxtyping import Float
 
 from models.files.bounds import check_name
 from models.inputs.adapters import ADAPTERS, UnitConversion
+from models.inputs.parts import InputPart
 from models.inputs.raw import RawKeys
 
 Scaling = Literal["quantile", "z-score", "min-max"]
@@ -75,6 +77,36 @@ class Normalizer:
 
 
 @dataclass(frozen=True)
+class RobotUnits(InputPart):
+    """A family's own conversion of a robot's numbers to the model's, where no scale of each dim
+    expresses it: a dataclass made as `class Mine(RobotUnits, kind="mine")`. `steps`: of a chunk
+    that are the robot's; the model's others are neither learned nor acted."""
+
+    steps: int
+
+    @property
+    @abstractmethod
+    def relative(self) -> bool:
+        """True if actions are measured from the state."""
+
+    @abstractmethod
+    def read(self, state: Float[np.ndarray, "*b s"]) -> Float[np.ndarray, "*b m"]:
+        """The state as the model reads it."""
+
+    @abstractmethod
+    def learned(
+        self, actions: Float[np.ndarray, "*b h a"], state: Float[np.ndarray, "*b s"]
+    ) -> Float[np.ndarray, "*b steps a"]:
+        """Chunks of the robot's actions as the model learns them."""
+
+    @abstractmethod
+    def acted(
+        self, chunk: Float[np.ndarray, "*b h a"], state: Float[np.ndarray, "*b s"]
+    ) -> Float[np.ndarray, "*b steps a"]:
+        """The model's chunks as the robot acts them."""
+
+
+@dataclass(frozen=True)
 class Embodiment:
     """A robot as a dataset describes it: camera names in the order the model sees them, and its
     scales.
@@ -84,6 +116,7 @@ class Embodiment:
     actions are those of the differences. (openpi's DeltaActions is `relative[d]` = d where its mask
     is true.)
 
+    `own`: what converts its numbers in place of all scales, which then only count its dims.
     `absent`: cameras that may be missing. `adapter`: conversion between the robot's units and those
     that are scaled, one of `models.inputs.adapters.ADAPTERS`, or "". `keys`: names that the robot's
     own clients use in an observation.
@@ -102,6 +135,7 @@ class Embodiment:
     absent: tuple[str, ...] = ()
     adapter: str = ""
     keys: RawKeys | None = None
+    own: RobotUnits | None = None
 
     def __post_init__(self) -> None:
         check_name("An embodiment", self.name, nested=True)
@@ -148,6 +182,49 @@ class Embodiment:
     def units(self) -> UnitConversion | None:
         """Conversion of the robot's units, if it has one."""
         return ADAPTERS[self.adapter] if self.adapter else None
+
+    @property
+    def measured(self) -> bool:
+        """True if its actions are measured from its state."""
+        return bool(self.relative) if self.own is None else self.own.relative
+
+    def read(self, state: Float[np.ndarray, "*b _s"]) -> Float[np.ndarray, "*b m"]:
+        """The robot's state as the model reads it."""
+        if self.own is not None:
+            return self.own.read(state)
+        return self.state(self.converted(state))
+
+    def learned(
+        self, actions: Float[np.ndarray, "*b h _a"], state: Float[np.ndarray, "*b _s"]
+    ) -> Float[np.ndarray, "*b _steps _a"]:
+        """Chunks of the robot's actions as the model learns them."""
+        if self.own is not None:
+            return self.own.learned(actions, state)
+        if self.units is not None:
+            actions = self.units.learned(actions)
+        return self.actions(actions - self.origin(state) if self.relative else actions)
+
+    def acted(
+        self, chunk: Float[np.ndarray, "*b h _a"], state: Float[np.ndarray, "*b _s"] | None
+    ) -> Float[np.ndarray, "*b _steps _a"]:
+        """The model's chunks as the robot acts them.
+
+        Raises:
+          ValueError: they are measured from the state, and none is given.
+        """
+        if self.measured and state is None:
+            raise ValueError(
+                f"Embodiment '{self.name}' has actions relative to the robot's state; give the "
+                "state of the observation too."
+            )
+        if self.own is not None:
+            return self.own.acted(
+                chunk, np.zeros((*chunk.shape[:-2], 0)) if state is None else state
+            )
+        chunk = self.actions.inverse(chunk)
+        if self.relative and state is not None:
+            chunk = chunk + self.origin(state)
+        return chunk if self.units is None else self.units.acted(chunk)
 
     def converted(self, state: Any) -> Any:
         """The robot's state [..., s] in the units that are scaled, as an array of the same

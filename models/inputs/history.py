@@ -21,15 +21,25 @@ class History:
     """The past that is read: pairs of a column and how many steps ago its values were observed, as
     in `(("state", (1, 2)), ("images", (10, 20)))`, ascending. A column is "state", the name of a
     camera, or "images" for all other cameras. `padding`: what stands before an episode's start.
+    `shown`: past pictures stand in the prefix as the present ones do, before them, the oldest
+    first; all cameras then have the same past.
 
     Raises:
-      ValueError: the steps of a column do not ascend from 1 on, or it stands there twice.
+      ValueError: the steps of a column do not ascend from 1 on, or it stands there twice; or
+        pictures are shown that not all cameras have, or that may be missing.
     """
 
     ago: tuple[tuple[str, tuple[int, ...]], ...] = ()
     padding: Padding = "repeat"
+    shown: bool = False
 
     def __post_init__(self) -> None:
+        columns = {name for name, _ in self.ago} - {"state"}
+        if self.shown and (columns != {"images"} or self.padding != "repeat"):
+            raise ValueError(
+                f"observed shows past pictures in the prefix, but those of {sorted(columns)} with "
+                f"padding '{self.padding}'; give those of all cameras, ('images', steps), repeated."
+            )
         names = [name for name, _ in self.ago]
         for name, steps in self.ago:
             wrong = not steps or steps[0] < 1 or sorted(set(steps)) != list(steps)
@@ -51,8 +61,15 @@ class History:
 
     @property
     def pictures(self) -> int:
-        """Past pictures of a camera at most."""
+        """Past pictures of a camera at most, in slots of their own."""
+        if self.shown:
+            return 0
         return max((len(steps) for name, steps in self.ago if name != "state"), default=0)
+
+    @property
+    def views(self) -> int:
+        """Pictures of each camera in the prefix."""
+        return 1 + len(self.camera("images")) if self.shown else 1
 
     def columns(self, cameras: Sequence[str]) -> dict[str, tuple[int, ...]]:
         """Steps back of each column that has a past, for a robot with these cameras."""

@@ -102,7 +102,7 @@ class Stretched(PictureFit, kind="stretched"):
     """torchvision's bicubic filter, each side by its own factor (GR00T in LeRobot)."""
 
     def __call__(self, image: UInt8[np.ndarray, "_h _w 3"]) -> UInt8[np.ndarray, "h w 3"]:
-        return _bicubic(image, self.shape)
+        return bicubic(image, self.shape)
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def _lines(image: Float[np.ndarray, "_n _m 3"], count: int) -> Float32[np.ndarra
     return image[first] * (1 - weight) + image[second] * weight
 
 
-def _bicubic(
+def bicubic(
     image: UInt8[np.ndarray, "_h _w 3"], shape: tuple[int, int]
 ) -> UInt8[np.ndarray, "h w 3"]:
     """Resize in integers, antialiased, as torch does of uint8: first rows, then columns, each sum

@@ -95,6 +95,11 @@ class Processor:
                     f"Embodiment '{robot.name}' has {dims[0]} state and {dims[1]} action dims, but "
                     f"the model takes up to {self.state_dim} and {self.action_dim}."
                 )
+            if robot.own is not None and len(robot.read(np.zeros(dims[0]))) > self.state_dim:
+                raise ValueError(
+                    f"The state of embodiment '{robot.name}' has more numbers in the model's units "
+                    f"than the {self.state_dim} that the model takes."
+                )
             if len(robot.cameras) > len(self.fits) > 1:
                 raise ValueError(
                     f"Embodiment '{robot.name}' has cameras {list(robot.cameras)}, but the model "
@@ -206,6 +211,7 @@ class Processor:
             return [0] * len(prompts)
         dims = len(self.embodiments[embodiment].state.offset)
         state = self.prompts.longest(self.state_dim, dims)
+        pictures *= self.observed.views
         return [len(self.prompts.read(prompt, state, dims, pictures)[0]) for prompt in prompts]
 
     def columns(
@@ -239,7 +245,8 @@ class Processor:
         """
         padded, chunks, masks = self.numbers(state, actions, valid, embodiment=embodiment)
         shown = self.seen(shown)
-        counts, dims = shown.sum(axis=1).tolist(), len(self.embodiments[embodiment].state.offset)
+        counts = (shown.sum(axis=1) * self.observed.views).tolist()
+        dims = len(self.embodiments[embodiment].state.offset)
         read = [
             self._text(prompt, one, dims, pictures)
             for prompt, one, pictures in zip(prompts, padded, counts, strict=True)
@@ -305,8 +312,12 @@ class Processor:
         )
         cameras = tuple(np.flatnonzero(one.shown[0]).tolist())
         fitted = [self._fitted(robot, camera, images[camera], past) for camera in cameras]
+        pictures: list[Any] = [now for now, _ in fitted]
+        for age in range(self.observed.views - 1):
+            then = (now if earlier[age] is None else earlier[age] for now, earlier in fitted)
+            pictures = [*then, *pictures]
         return Sample(
-            images=tuple(now for now, _ in fitted),
+            images=tuple(pictures),
             text=one.text[0],
             state=one.state[0],
             actions=one.actions[0],
@@ -316,7 +327,7 @@ class Processor:
             image_at=one.image_at[0],
             subtask=one.subtask[0],
             action_tokens=one.action_tokens[0],
-            cameras=cameras,
+            cameras=cameras * self.observed.views,
             past=tuple(earlier for _, earlier in fitted) if self.observed.pictures else (),
             past_state=tuple(
                 None if given is None else scaled
@@ -470,8 +481,8 @@ class Processor:
                 f"got {state.shape[1]}."
             )
         padded = np.zeros((n, self.state_dim), np.float32)
-        converted = robot.converted(np.asarray(state, np.float32))
-        padded[:, : state.shape[1]] = robot.state(converted)
+        read = robot.read(np.asarray(state, np.float32))
+        padded[:, : read.shape[1]] = read
         chunk = np.zeros((n, self.horizon, self.action_dim), np.float32)
         mask = np.zeros(chunk.shape, bool)
         if actions is not None:
@@ -481,12 +492,10 @@ class Processor:
                     f"Embodiment '{robot.name}' has action chunks of shape {(self.horizon, dims)}, "
                     f"got {actions.shape[1:]}."
                 )
-            if robot.units is not None:
-                actions = robot.units.learned(actions)
-            if robot.relative:
-                actions = actions - robot.origin(state)
-            chunk[:, :, :dims] = robot.actions(actions)
-            mask[:, :, :dims] = True if valid is None else valid[:, :, None]
+            learned = robot.learned(actions, state)
+            steps = learned.shape[1]
+            chunk[:, :steps, :dims] = learned
+            mask[:, :steps, :dims] = True if valid is None else valid[:, :steps, None]
             chunk[~mask] = 0
         return padded, chunk, mask
 
@@ -495,8 +504,8 @@ class Processor:
         chunk: Float[np.ndarray, "*b h _a"],
         embodiment: int = 0,
         state: Float[np.ndarray, "*b _s"] | None = None,
-    ) -> Float[np.ndarray, "*b h _d"]:
-        """A model's chunk in the robot's units and dims.
+    ) -> Float[np.ndarray, "*b _steps _d"]:
+        """A model's chunk in the robot's units, dims and steps.
 
         Args:
           state: the robot's state at the observation, in its units; for relative actions.
@@ -505,12 +514,5 @@ class Processor:
           ValueError: the embodiment's actions are relative to the state, and none is given.
         """
         robot = self.embodiments[embodiment]
-        chunk = robot.actions.inverse(np.asarray(chunk)[..., : len(robot.actions.offset)])
-        if robot.relative:
-            if state is None:
-                raise ValueError(
-                    f"Embodiment '{robot.name}' has actions relative to the robot's state; give "
-                    "the state of the observation too."
-                )
-            chunk = chunk + robot.origin(state)
-        return (chunk if robot.units is None else robot.units.acted(chunk)).astype(np.float32)
+        chunk = np.asarray(chunk)[..., : len(robot.actions.offset)]
+        return robot.acted(chunk, state).astype(np.float32)

@@ -53,7 +53,7 @@ def _fold(name: str, dense: dict[str, Array], lora: Lora) -> dict[str, Array]:
     kernel, a, b = (jnp.asarray(dense[leaf]) for leaf in ("kernel", "lora_a", "lora_b"))
     a, b = a.astype(jnp.float32), b.astype(jnp.float32)
     product = a @ (b.sum(1, keepdims=True) if name == "out" else b)
-    if name in ("q", "k", "v"):
+    if name in ("q", "k", "v", "qkv"):
         product = jnp.moveaxis(product, 1, 2)
     folded = kernel.astype(jnp.float32) + product * (lora.alpha / lora.rank)
     rest = {leaf: x for leaf, x in dense.items() if not leaf.startswith("lora_")}

@@ -1,4 +1,4 @@
-"""Diffusion transformer of GR00T-N1.5 (arXiv 2503.14734) and the blocks it shares with the adapter
+"""Diffusion transformer of GR00T (arXiv 2503.14734) and the blocks it shares with the adapter
 before it.
 
 Layers alternate between cross-attention to the observation and self-attention; flow time enters by
@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from models.attention.attention import attend, attend_locally
 from models.files.bounds import LARGEST_DEPTH, check_size, check_sizes
@@ -110,7 +110,9 @@ class Adapter(nnx.Module):
 
 
 class DiT(nnx.Module):
-    """C noised chunks of each of K samples; each attends to its sample's observation and itself."""
+    """C noised chunks of each of K samples; each attends to its sample's observation and itself.
+    With `text_every`, every so many cross-attentions, from the first on, read the observation's
+    words, and the others its pictures."""
 
     def __init__(
         self,
@@ -119,8 +121,10 @@ class DiT(nnx.Module):
         out_width: int,
         compute: Compute,
         rngs: nnx.Rngs,
+        text_every: int = 0,
     ):
         self.compute, self.remat, self.dropout = compute, config.remat, config.dropout
+        self.text_every = text_every
         dtype, width, pairs = jnp.dtype(compute.dtype), config.width, config.depth // 2
         self.time_in = nnx.Linear(_TIME_WIDTH, width, dtype=dtype, rngs=rngs)
         self.time_out = nnx.Linear(width, width, dtype=dtype, rngs=rngs)
@@ -137,8 +141,17 @@ class DiT(nnx.Module):
         self.out = nnx.Linear(width, out_width, dtype=dtype, rngs=rngs)
 
     @jax.named_scope("dit")
-    def observe(self, x: Float[Array, "r p w"], segment: Int[Array, "r p"]) -> Cache:
-        """Keys and values of the observation in every cross-attention."""
+    def observe(
+        self,
+        x: Float[Array, "r p w"],
+        segment: Int[Array, "r p"],
+        pictured: Bool[Array, "r p"] | None = None,
+    ) -> Cache:
+        """Keys and values of the observation in every cross-attention. With `text_every`, the
+        cache's segments are [r, p, 2], those of words and those of pictures, which `pictured`
+        tells apart."""
+        if pictured is not None:
+            segment = jnp.stack([jnp.where(pictured, 0, segment), segment * pictured], axis=-1)
         graph, weights = nnx.split(self.cross_blocks)
 
         def layer(x: Array, weights: Any) -> tuple[Array, tuple[Array, Array]]:
@@ -199,6 +212,8 @@ class DiT(nnx.Module):
             first, second = (_dropping(stacked, rows[3:], self.dropout, half) for half in range(2))
             x = constrain(x, ROWS, over)
             time, segment, cached_segment = rows[:3]
+            if len(weights) > 2:
+                cached_segment = jnp.where(weights[2], *jnp.unstack(cached_segment, axis=-1))
             own = jnp.ones((len(x), samples * chunks, tokens), jnp.int32)
             q = cross.q(cross.modulated(x, time, known[0]))
             seen = attend(
@@ -220,7 +235,9 @@ class DiT(nnx.Module):
             out = among.out(seen.out.reshape(*x.shape[:-1], *seen.out.shape[3:]))
             return among.mlp(x + _attended(out, second), second), None
 
-        both = (cross_weights, self_weights)
+        both: tuple[Any, ...] = (cross_weights, self_weights)
+        if self.text_every:
+            both = (*both, jnp.arange(len(cache.k)) % self.text_every == 0)
         stacked, rows = _with_keys(both, (time, segment, cache.segment), keys)
         cached, unroll = (cache.k, cache.v, known[:2]), self.compute.unroll
         if axis_size("stage") > 1 or keys is not None:

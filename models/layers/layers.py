@@ -263,7 +263,6 @@ def normalise(x: Float[Array, "*b d"]) -> Float[Array, "*b d"]:
     return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6)
 
 
-@jax.named_scope("rope")
 def rotary(
     x: Float[Array, "*b t n d"],
     position: Int[Array, "*b t"] | Int[Array, "*b t {x.shape[-1]//2}"],
@@ -272,12 +271,20 @@ def rotary(
     """Rotates the two halves of each head by its position (RoPE, arXiv 2104.09864), which may
     differ between its d / 2 pairs (as M-RoPE's time, row and column, arXiv 2409.12191)."""
     half = x.shape[-1] // 2
-    each = position[..., None, None] if position.ndim < x.ndim - 1 else position[..., None, :]
-    angle = each / base ** (jnp.arange(half) / half)
+    each = position[..., None] if position.ndim < x.ndim - 1 else position
+    return turned(x, each / base ** (jnp.arange(half) / half))
+
+
+@jax.named_scope("rope")
+def turned(
+    x: Float[Array, "*b t n d"], angle: Float[Array, "*#b t {x.shape[-1]//2}"]
+) -> Float[Array, "*b t n d"]:
+    """Each head's pairs, one number from each of its halves, turned by their angles."""
+    half, angle = x.shape[-1] // 2, angle[..., None, :]
     first, second = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
     cos, sin = jnp.cos(angle), jnp.sin(angle)
-    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return turned.astype(x.dtype)
+    both = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return both.astype(x.dtype)
 
 
 def sincos_embedding(

@@ -73,6 +73,15 @@ def layer_of(stacked: Any, layer: int) -> Any:
     )
 
 
+def layers_of(stacked: Any, first: int, last: int) -> Any:
+    """The part of layers `first` to `last` − 1."""
+
+    def part(w: Any) -> Any:
+        return Apart(w.layers[first:last]) if _is_apart(w) else w[first:last]
+
+    return jax.tree.map(part, stacked, is_leaf=_is_apart)
+
+
 def over_layers(function: Callable[[Any], Any], stacked: Any) -> Any:
     """Results of `function` for each layer's parameters, stacked."""
     if not _any_apart(stacked):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from models.attention.target import compiling_for
-from models.families.groot.model import SHARDING_RULES as GROOT_RULES
+from models.families.groot.head import SHARDING_RULES as GROOT_RULES
 from models.families.pi.model import SHARDING_RULES as PI_RULES
 from models.layers.float8 import block_scaled
 from models.layers.float8.kernel import block_product

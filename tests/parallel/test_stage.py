@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec, use_abstract_mesh
 
-from models.families.groot.model import SHARDING_RULES, Groot, GrootConfig
+from models.families.groot.head import SHARDING_RULES
+from models.families.groot.model import Groot, GrootConfig
 from models.inputs.packed_batch import Sample, pack
 from models.layers.dit import TransformerConfig
 from models.layers.float8.fp8 import is_history
 from models.layers.layers import Compute, Lora
 from models.layers.pipeline import Pipeline
-from models.layers.qwen3 import QwenConfig
+from models.layers.qwen.qwen3 import QwenConfig
 from models.layers.siglip import SiglipConfig
 from models.sharding import shardings
 from parallel.mesh import MeshConfig, make_mesh, rows_sharding

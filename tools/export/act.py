@@ -180,6 +180,11 @@ class Act:
 
     def _acted(self, chunk: Array, state: Array) -> Array:
         robot = self.robot
+        if robot.own is not None:
+            raise ValueError(
+                f"'{robot.name}' has units of its family's own ({robot.own.kind}), which are not "
+                "exported; serve the policy (tools.serve)."
+            )
         offset, scale = (np.asarray(x) for x in (robot.actions.offset, robot.actions.scale))
         actions = chunk[..., : len(offset)] * scale.astype(np.float32) + offset.astype(np.float32)
         if robot.relative:

@@ -45,6 +45,7 @@ from models.files.terminal import Console, Progress
 from models.files.user_cache import user_cache
 from models.inputs.embodiment import Normalizer
 from models.inputs.fast import Fast
+from models.inputs.pictures import picture_fit
 from models.inputs.tokenizer import Tokenizer
 from models.layers.quantized import is_quantized
 from models.load import check_fit, derived
@@ -298,13 +299,14 @@ def _decoded(
         return cached_numbers(dataset, cache)
     fit, encoding = form.fit(0), run.data.encoding
     own = {name: form.fit(number) for number, name in enumerate(cameras) if name is not None}
-    fits = {name: each for name, each in own.items() if each != fit}
+    usual = picture_fit(fit.kind, fit.size)
+    fits = {name: each for name, each in own.items() if each != usual}
     if encoding == "direct" or encoding == "direct-exact":
         exact = encoding == "direct-exact"
         return open_direct(dataset, fit.size, cache, fit.kind, exact, fits)
     with Progress(console=console, transient=True) as progress:
         decoding, comparing = map(progress.bar, ("Decoding frames", "Comparing columns"))
-        every = 1 if form.observed.pictures else config.every
+        every = 1 if form.observed.pictures or form.observed.shown else config.every
         return cached_store(
             *(dataset, fit.size, encoding, cache, decoding, comparing, fit.kind, every, fits)
         )

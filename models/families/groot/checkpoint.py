@@ -7,7 +7,7 @@ counts, the horizon, the id of the image token) comes from config.json, or else 
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from models.inputs.bpe import ByteBpe
 from models.inputs.embodiment import Embodiment, Normalizer
 from models.inputs.processor import Processor
 from models.layers.dit import TransformerConfig
-from models.layers.qwen3 import QwenConfig
+from models.layers.qwen.qwen3 import QwenConfig
 from models.layers.siglip import SiglipConfig
 from models.policy import Policy
 
@@ -69,7 +69,7 @@ def config(source: CheckpointSource, values: dict[str, Any]) -> GrootConfig:
       ValueError: config.json describes a variant that is not this architecture, tensors that sizes
         are read from are missing, or head counts do not divide widths.
     """
-    _check_variant(values, source.where)
+    check_variant(values, _VARIANT, source.where, "GR00T-N1.5")
     where, released = f"{source.where}: config.json", GrootConfig()
     head, eagle = (section(values, name, where) for name in ("action_head_cfg", "eagle_cfg"))
 
@@ -278,15 +278,18 @@ _VARIANT: tuple[tuple[str, Any], ...] = (
 """Released values of config.json that change the arithmetic, but not always a shape."""
 
 
-def _check_variant(config: Mapping[str, Any], where: str) -> None:
-    for path, expected in _VARIANT:
+def check_variant(
+    config: Mapping[str, Any], released: Sequence[tuple[str, Any]], where: str, model: str
+) -> None:
+    """Raises ValueError if a config.json has a value other than the `released` one of its path."""
+    for path, expected in released:
         value: Any = config
         for key in path.split("."):
             value = value.get(key, expected) if isinstance(value, Mapping) else expected
         if value != expected:
             raise ValueError(
                 f"{where}: config.json has {path} = {value!r}; only {expected!r}, as in the "
-                f"released GR00T-N1.5, is supported."
+                f"released {model}, is supported."
             )
 
 

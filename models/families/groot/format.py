@@ -1,5 +1,5 @@
-"""GR00T-N1.5's checkpoints, as NVIDIA's fine-tuning and LeRobot's port leave them: safetensors
-whose action head has a prefix of its own."""
+"""GR00T's checkpoints, as NVIDIA's fine-tuning and LeRobot's port leave them: safetensors whose
+action head has a prefix of its own. Those of N1.7 are in `n17`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from typing import Any
 
 from models.families.groot import checkpoint, lerobot
 from models.families.groot.conventions import groot_policy, released_processor, robots
+from models.families.groot.n17 import format as n17
 from models.families.groot.names import TABLE
 from models.formats import CheckpointFormat, CheckpointInfo, ReadScales, require_scaling
 from models.inputs.embodiment import Normalizer, Scaling
@@ -94,4 +95,4 @@ LEROBOT = CheckpointFormat(
     write=lerobot.write,
 )
 """LeRobot's port, for writing; `GROOT` reads it too."""
-FORMATS = (GROOT, LEROBOT)
+FORMATS = (*n17.FORMATS, GROOT, LEROBOT)

@@ -1,4 +1,5 @@
-"""GR00T-N1.5's names and layouts: what the release's safetensors call our parameters."""
+"""GR00T-N1.5's names and layouts, and those of the head that it shares with N1.7: what the
+release's safetensors call our parameters."""
 
 import re
 
@@ -54,6 +55,24 @@ _EMBODIMENT = {
     "action_decoder/out": "action_decoder.layer2",
 }
 
+HEAD = (
+    *norm("adapter/norm", _HEAD + "vlln", "w -> w"),
+    *_block("adapter/blocks", f"{_HEAD}vl_self_attention.{_BLOCKS}.{{l}}", modulated=False),
+    Rule("positions", _HEAD + "position_embedding.weight", "n w -> n w"),
+    *(
+        Rule(f"{ours}/{own}", f"{_HEAD}{theirs}.{leaf}", f"{axes} -> {axes}")
+        for ours, theirs in _EMBODIMENT.items()
+        for own, leaf, axes in (("kernel", "W", "e i o"), ("bias", "b", "e o"))
+    ),
+    *linear("dit/time_in", f"{_TIME}.linear_1"),
+    *linear("dit/time_out", f"{_TIME}.linear_2"),
+    *_block("dit/cross_blocks", f"{_HEAD}model.{_BLOCKS}.{{2*l}}", modulated=True),
+    *_block("dit/self_blocks", f"{_HEAD}model.{_BLOCKS}.{{2*l+1}}", modulated=True),
+    *linear("dit/modulation", _HEAD + "model.proj_out_1"),
+    *linear("dit/out", _HEAD + "model.proj_out_2"),
+)
+"""Rules of the head, but of future tokens."""
+NO_MASK_TOKEN = rf"^{re.escape(_HEAD)}mask_token(\.weight)?$"
 TABLE = Table(
     (
         *siglip(VISION, "backbone.eagle_model.mlp1.0"),
@@ -67,26 +86,13 @@ TABLE = Table(
         *norms("language", f"{LANGUAGE}.model"),
         Rule("language/layers/attention/q_norm/scale", f"{_ATTENTION}.q_norm.weight", "d -> l d"),
         Rule("language/layers/attention/k_norm/scale", f"{_ATTENTION}.k_norm.weight", "d -> l d"),
-        *norm("adapter/norm", _HEAD + "vlln", "w -> w"),
-        *_block("adapter/blocks", f"{_HEAD}vl_self_attention.{_BLOCKS}.{{l}}", modulated=False),
         Rule("future_tokens", _HEAD + "future_tokens.weight", "n w -> n w"),
-        Rule("positions", _HEAD + "position_embedding.weight", "n w -> n w"),
-        *(
-            Rule(f"{ours}/{own}", f"{_HEAD}{theirs}.{leaf}", f"{axes} -> {axes}")
-            for ours, theirs in _EMBODIMENT.items()
-            for own, leaf, axes in (("kernel", "W", "e i o"), ("bias", "b", "e o"))
-        ),
-        *linear("dit/time_in", f"{_TIME}.linear_1"),
-        *linear("dit/time_out", f"{_TIME}.linear_2"),
-        *_block("dit/cross_blocks", f"{_HEAD}model.{_BLOCKS}.{{2*l}}", modulated=True),
-        *_block("dit/self_blocks", f"{_HEAD}model.{_BLOCKS}.{{2*l+1}}", modulated=True),
-        *linear("dit/modulation", _HEAD + "model.proj_out_1"),
-        *linear("dit/out", _HEAD + "model.proj_out_2"),
+        *HEAD,
     ),
     ignored=(
         rf"^{re.escape(VISION)}\.head\.",  # attention pooling
         rf"^{re.escape(LANGUAGE)}\.lm_head\.weight$",
-        rf"^{re.escape(_HEAD)}mask_token(\.weight)?$",
+        NO_MASK_TOKEN,
     ),
 )
 """Maps their canonical names to our parameters; ignores names of unused parts of their model."""

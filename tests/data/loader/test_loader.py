@@ -69,7 +69,8 @@ def sample(processor, draw, feeds):
         return pictures.setdefault((camera, frame), frames.picture(start + frame, camera))
 
     def past(column, read):
-        ago = dict(processor.observed.ago).get(column, ())
+        observed = processor.observed
+        ago = observed.state if column == "state" else observed.camera(column)
         at = [draw.frame - round(back * feed.step) for back in ago]
         absent = processor.observed.padding == "mask"
         return [None if frame < 0 and absent else read(max(frame, 0)) for frame in at]
@@ -150,6 +151,11 @@ OPTIONS = {
     "two sizes": replace(PROCESSOR, pictures=(FITS[0], FITS[1])),
     "two sizes, black": replace(PROCESSOR, pictures=(FITS[1], FITS[0]), black_absent=True),
     "two sizes in a chat": replace(PROCESSOR, pictures=FITS, prompts=EagleTurn(EAGLE)),
+    "shown past": replace(
+        PROCESSOR,
+        prompts=EagleTurn(EAGLE),
+        observed=History((("images", (1, 3)),), shown=True),
+    ),
     "without pictures": replace(PROCESSOR, pictures=()),
     **{
         f"past-{padding}": replace(
@@ -166,7 +172,7 @@ def budget_of(processor, targets):
     """Rows for such samples."""
     past = bool(processor.observed.pictures)
     first, *more = (
-        ImageSlots(*shape, 0 if old else 4, 30 if old else 9, old)
+        ImageSlots(*shape, 0 if old else 4, 30 if old or processor.observed.shown else 9, old)
         for old in range(1 + past)
         for shape in processor.image_sizes or [(0, 0)]
     )

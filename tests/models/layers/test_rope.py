@@ -7,7 +7,7 @@ import numpy as np
 from flax import nnx
 
 from models.layers.layers import Compute, rotary
-from models.layers.qwen3 import Qwen, QwenConfig
+from models.layers.qwen.qwen3 import Qwen, QwenConfig
 
 CONFIG = QwenConfig(width=16, depth=2, hidden=24, heads=2, kv_heads=1, head_dim=8)
 RNG = np.random.default_rng(0)

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from models.layers.dit import DitBlock, TransformerConfig
 from models.layers.layers import Compute, GatedMLP, Lora
-from models.layers.qwen3 import SwiGLU
+from models.layers.qwen.qwen3 import SwiGLU
 from models.layers.siglip import SiglipConfig
 from models.layers.siglip import VitBlock as SiglipBlock
 from models.sharding import ROWS

@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from models import Pi
-from models.families.groot.model import SHARDING_RULES as GROOT_RULES
+from models.families.groot.head import SHARDING_RULES as GROOT_RULES
 from models.families.groot.model import Groot, GrootConfig
 from models.families.pi.model import SHARDING_RULES as PI_RULES
 from models.layers.layers import Compute

@@ -19,14 +19,9 @@ from models.checkpoints.layout import exported
 from models.checkpoints.load import read
 from models.checkpoints.rename import match
 from models.families.groot import checkpoint
+from models.families.groot.head import SHARDING_RULES, EmbodimentLinear, time_bucket
 from models.families.groot.inputs import groot_batch
-from models.families.groot.model import (
-    SHARDING_RULES,
-    EmbodimentLinear,
-    Groot,
-    GrootConfig,
-    time_bucket,
-)
+from models.families.groot.model import Groot, GrootConfig
 from models.families.groot.names import TABLE, canonical
 from models.flow import flow
 from models.layers.dit import TransformerConfig

@@ -1,8 +1,9 @@
-"""Qwen3 (arXiv 2505.09388) as GR00T-N1.5 reads it: causal over each sample, features after the
-last norm, no logits.
+"""Qwen3 (arXiv 2505.09388), and the language model of Qwen3-VL (arXiv 2511.21631): causal over each
+sample, features instead of logits.
 
 It differs from Gemma in the norms of its queries and keys, in SwiGLU, in a rotary base of a million
-and in norm scales that are stored as used.
+and more, and in norm scales that are stored as used. Qwen3-VL's rotates each pair of a head by one
+of three numbers of a place, and adds features of the vision tower after its first layers.
 """
 
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
@@ -27,12 +29,12 @@ from models.layers.layers import (
 from models.layers.stack import scan_layers, stack_layers
 from models.sharding import ROWS, constrain
 
-_ROTARY_BASE = 1e6
-
 
 @dataclass(frozen=True)
 class QwenConfig:
-    """Sizes of one stack; the defaults are the first 12 layers of Qwen3-1.7B."""
+    """Sizes of one stack; the defaults are the first 12 layers of Qwen3-1.7B. `base`: of the rotary
+    angles. `sections`: of M-RoPE, how many pairs of a head turn by time, row and column; () where
+    each turns by the position. `normed`: features come after the last norm."""
 
     width: int = 2048
     depth: int = 12
@@ -42,16 +44,32 @@ class QwenConfig:
     head_dim: int = 128
     lora: Lora | None = None
     remat: Remat = "none"
+    base: float = 1e6
+    sections: tuple[int, ...] = ()
+    normed: bool = True
 
     def __post_init__(self) -> None:
         check_decoder("language", self)
+        if self.sections and (len(self.sections) != 3 or sum(self.sections) != self.head_dim // 2):
+            raise ValueError(
+                f"language.sections is {list(self.sections)}; give three numbers that make up the "
+                f"{self.head_dim // 2} pairs of a head."
+            )
+
+    def pairs(self, places: Int[Array, "r p 3"]) -> Int[Array, "r p pairs"]:
+        """Numbers that each pair of a head turns by: time, row and column of a place in turn, as
+        far as each has pairs left, then time."""
+        pair = np.arange(self.head_dim // 2)
+        turn = pair % 3
+        return places[..., np.where(pair < 3 * np.array(self.sections)[turn], turn, 0)]
 
 
 class Qwen(nnx.Module):
     """Maps a row's tokens to features; a place attends to its own sample up to itself."""
 
     def __init__(self, config: QwenConfig, compute: Compute, rngs: nnx.Rngs):
-        self.compute, self.remat = compute, config.remat
+        self.depth = config.depth
+        self.compute, self.remat, self.normed = compute, config.remat, config.normed
         self.layers = stack_layers(lambda r: QwenBlock(config, compute, r), config.depth, rngs)
         self.norm = _norm(config.width, compute, rngs)
 
@@ -62,15 +80,19 @@ class Qwen(nnx.Module):
         segment: Int[Array, "r p"],
         position: Int[Array, "r p"],
         rope: Int[Array, "r p pairs"] | None = None,
+        deep: Float[Array, "r p d w"] | None = None,
     ) -> Float[Array, "r p w"]:
+        """`rope`: what each pair of a head turns by, the position if None. `deep`: added to what
+        leaves the first d layers, one after the other."""
         graph, weights = nnx.split(self.layers)
 
         def layer(
-            x: Array, weights: Any, segment: Array, position: Array, *rope: Array
+            x: Array, stacked: Any, segment: Array, position: Array, rope: Any, deep: Any
         ) -> tuple[Array, None]:
-            block = nnx.merge(graph, weights)
+            block = nnx.merge(graph, stacked[0])
             x = constrain(x, ROWS, "context")
-            q, k, v = block.attention(block.norm1(x), *(rope or (position,)))
+            turn = position if rope is None else rope
+            q, k, v = block.attention(block.norm1(x), turn)
             seen = attend(
                 q,
                 k,
@@ -83,13 +105,17 @@ class Qwen(nnx.Module):
                 implementation=self.compute.attention,
             )
             x = x + block.attention.out(seen.out)
-            return x + block.mlp(block.norm2(x)), None
+            x = x + block.mlp(block.norm2(x))
+            if deep is not None:
+                x = x + (deep * stacked[1][:, None].astype(deep.dtype)).sum(2)
+            return x, None
 
-        given = () if rope is None else (rope,)
-        rows, pipeline = (segment, position, *given), self.compute.pipeline
-        unroll = self.compute.unroll
-        x, _ = scan_layers(layer, x, weights, self.remat, rows, pipeline=pipeline, unroll=unroll)
-        return self.norm(x)
+        depth, rows = self.depth, (segment, position, rope, deep)
+        adds = () if deep is None else (jnp.eye(depth, deep.shape[2]),)
+        pipeline, unroll = self.compute.pipeline, self.compute.unroll
+        stacked = (weights, *adds)
+        x, _ = scan_layers(layer, x, stacked, self.remat, rows, pipeline=pipeline, unroll=unroll)
+        return self.norm(x) if self.normed else x
 
 
 class QwenBlock(nnx.Module):
@@ -110,14 +136,15 @@ class QwenAttention(nnx.Module):
         dense = partial(Dense, compute=compute, rngs=rngs, lora=config.lora)
         self.q, self.k = dense(config.width, heads), dense(config.width, keys)
         self.v, self.out = dense(config.width, keys), dense(heads, config.width)
+        self.base = config.base
         self.q_norm = _norm(config.head_dim, compute, rngs)
         self.k_norm = _norm(config.head_dim, compute, rngs)
 
     def __call__(
         self, x: Float[Array, "r p w"], position: Int[Array, "r p"] | Int[Array, "r p pairs"]
     ) -> tuple[Float[Array, "r p n d"], Float[Array, "r p g d"], Float[Array, "r p g d"]]:
-        q = rotary(self.q_norm(self.q(x)), position, _ROTARY_BASE)
-        return q, rotary(self.k_norm(self.k(x)), position, _ROTARY_BASE), self.v(x)
+        q = rotary(self.q_norm(self.q(x)), position, self.base)
+        return q, rotary(self.k_norm(self.k(x)), position, self.base), self.v(x)
 
 
 class SwiGLU(GatedMLP):
