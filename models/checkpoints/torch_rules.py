@@ -40,8 +40,8 @@ def attention(ours: str, theirs: str, names: tuple[str, ...]) -> tuple[Rule, ...
     return rules
 
 
-def siglip(tower: str, head: str) -> tuple[Rule, ...]:
-    """A vision tower, and the projection of its tokens."""
+def siglip(tower: str, head: str | None = None) -> tuple[Rule, ...]:
+    """A vision tower, and the projection of its tokens if it has one."""
     block = f"{tower}.encoder.layers.{{l}}"
     names = ("q_proj", "k_proj", "v_proj", "out_proj")
     patches = ("w c=3 p p' -> (p p' c) w", "w -> w")
@@ -54,14 +54,17 @@ def siglip(tower: str, head: str) -> tuple[Rule, ...]:
         *linear("vision/blocks/up", f"{block}.mlp.fc1", STACKED),
         *linear("vision/blocks/down", f"{block}.mlp.fc2", STACKED),
         *norm("vision/norm", f"{tower}.post_layernorm", "w -> w"),
-        *linear("vision/head", head),
+        *(() if head is None else linear("vision/head", head)),
     )
 
 
-def projections(ours: str, theirs: str) -> tuple[Rule, ...]:
-    """A decoder's projections; its heads are the axes n and, of keys and values, g."""
-    attention, mlp = f"{ours}/layers/attention", f"{ours}/layers/mlp"
-    layer = f"{theirs}.layers.{{l}}"
+def projections(
+    ours: str, theirs: str, stack: str = "layers", layers: str = "layers.{l}"
+) -> tuple[Rule, ...]:
+    """A decoder's projections; its heads are the axes n and, of keys and values, g. `stack`,
+    `layers`: names of some of its layers, ours and theirs."""
+    attention, mlp = f"{ours}/{stack}/attention", f"{ours}/{stack}/mlp"
+    layer = f"{theirs}.{layers}"
     return (
         Rule(f"{attention}/q/kernel", f"{layer}.self_attn.q_proj.weight", "(n d) w -> l w n d"),
         Rule(f"{attention}/k/kernel", f"{layer}.self_attn.k_proj.weight", "(g d) w -> l w g d"),
@@ -75,11 +78,18 @@ def projections(ours: str, theirs: str) -> tuple[Rule, ...]:
 
 def norms(ours: str, theirs: str) -> tuple[Rule, ...]:
     """A decoder's RMS norms."""
-    layers, layer = f"{ours}/layers", f"{theirs}.layers.{{l}}"
     return (
-        Rule(f"{layers}/norm1/scale", f"{layer}.input_layernorm.weight", "w -> l w"),
-        Rule(f"{layers}/norm2/scale", f"{layer}.post_attention_layernorm.weight", "w -> l w"),
+        *layer_norms(ours, theirs, "layers", "layers.{l}"),
         Rule(f"{ours}/norm/scale", f"{theirs}.norm.weight", "w -> w"),
+    )
+
+
+def layer_norms(ours: str, theirs: str, stack: str, layers: str) -> tuple[Rule, ...]:
+    """The RMS norms of some of a decoder's layers."""
+    at, layer = f"{ours}/{stack}", f"{theirs}.{layers}"
+    return (
+        Rule(f"{at}/norm1/scale", f"{layer}.input_layernorm.weight", "w -> l w"),
+        Rule(f"{at}/norm2/scale", f"{layer}.post_attention_layernorm.weight", "w -> l w"),
     )
 
 
