@@ -120,6 +120,19 @@ FAMILIES = [
         flows=False,
     ),
     Family(
+        "smolvla",
+        "smolvla-tiny",
+        None,
+        (
+            *sizes("vision.", *TOWER),
+            *sizes("language.", "width", "16", "depth", "2", "hidden", "16", "head-dim", "8"),
+            *sizes("expert.", "width", "16", "depth", "2", "hidden", "16", "head-dim", "8"),
+            *sizes("", "shuffle", "1", "chunks", "1"),
+        ),
+        "embedding",
+        "expert/layers/1/attention/k/kernel",
+    ),
+    Family(
         "smol",
         f"{SMOL}:SMOL",
         SMOL,

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from models.checkpoints.lerobot_pipeline import TOKENIZE
 from models.checkpoints.lerobot_policy import (
@@ -22,7 +22,7 @@ from models.checkpoints.lerobot_policy import (
 )
 from models.checkpoints.sources import CheckpointSource
 from models.config import from_json
-from models.families.smolvla.inputs import Line
+from models.families.smolvla.inputs import Cut, TaskLine
 from models.families.smolvla.model import SmolvlaConfig
 from models.families.smolvla.names import CONNECTOR, EXPERT, TEXT, VISION
 from models.files.foreign_json import read_json, section, whole
@@ -35,7 +35,7 @@ from models.layers.siglip import SiglipConfig
 
 NEW_LINE = "pi0_new_line_processor"
 """Alias of LeRobot's `smolvla_new_line_processor` in `models.checkpoints.lerobot_pipeline`."""
-FAKE, WHOLE = "<fake_token_around_image>", "<global-img>"
+AROUND = "<fake_token_around_image>", "<global-img>"
 _EMPTY = re.compile(r"(^|\.)empty_camera_\d+$")
 
 
@@ -123,13 +123,13 @@ class SmolvlaFields(PolicyFields):
 @dataclass(frozen=True)
 class Vlm:
     """Facts of a SmolVLM2 that shapes do not tell: `heads`, `kv_heads` and `head_dim` of its
-    language model, `vision_heads` of its tower, and the ids of FAKE and WHOLE."""
+    language model, `vision_heads` of its tower, and the ids of AROUND."""
 
     heads: int
     kv_heads: int
     head_dim: int
     vision_heads: int
-    image_tokens: tuple[int, int] | None = (49_189, 49_152)
+    image_tokens: tuple[int, ...] = (49_189, 49_152)
 
 
 VLMS: Mapping[str, Vlm] = {
@@ -178,12 +178,6 @@ def config(path: Path, source: CheckpointSource) -> SmolvlaConfig:
     hidden = size(f"{VISION}.encoder.layers.0.mlp.fc1.weight")
     tower = size(patches), depth(f"{VISION}.encoder"), hidden, vlm.vision_heads, size(patches, 2)
     crosses = told.attention_mode == "cross_attn"
-    tokens = vlm.image_tokens if told.add_image_special_tokens else ()
-    if tokens is None:
-        raise ValueError(
-            f"{where}: add_image_special_tokens is true, but the tokenizer beside it has no {FAKE} "
-            f"and {WHOLE}; give the model's own tokenizer.json."
-        )
     try:
         return SmolvlaConfig(
             SiglipConfig(*tower),
@@ -193,7 +187,7 @@ def config(path: Path, source: CheckpointSource) -> SmolvlaConfig:
             grid=math.isqrt(size(f"{VISION}.embeddings.position_embedding.weight")),
             shuffle=math.isqrt(size(f"{CONNECTOR}.weight", 1) // size(patches)),
             vocabulary=size(f"{TEXT}.embed_tokens.weight"),
-            image_tokens=tokens,
+            image_tokens=vlm.image_tokens if told.add_image_special_tokens else (),
             self_attention_every=max(told.self_attn_every_n_layers, 0) if crosses else 1,
             state_dim=told.max_state_dim,
             action_dim=told.max_action_dim,
@@ -221,15 +215,16 @@ def preparation(path: Path, config: SmolvlaConfig) -> Processor:
     """The preparation with which a policy was trained, for a robot in the model's units; without a
     tokenizer if none lies in its folder."""
     found = read(path)
-    limit = found.fields.tokenizer_max_length
-    if TOKENIZE in found.before:
-        step = found.before[TOKENIZE]
-        limit = whole(step.config, "max_length", limit, str(step.file))
-    folder = _tokenizer_folder(path, found.fields)
-    cut = "left" if folder is None else _told(folder).get("truncation_side", "left")
+    told, (tokenizer, settings) = found.fields, _tokenizer(path, found.fields)
+    step = found.before.get(TOKENIZE)
+    values, where = ({}, "") if step is None else (step.config, str(step.file))
+    prompts = TaskLine(
+        tokenizer,
+        whole(values, "max_length", told.tokenizer_max_length, where),
+        _cut(settings.get("truncation_side", "left"), path),
+    )
     made = config.processor([Embodiment.in_model_units((), config.state_dim, config.action_dim)])
-    tokenizer = None if folder is None else ByteBpe.read(folder / "tokenizer.json")
-    return replace(made, prompts=from_json_cut(tokenizer, limit, cut, str(folder)))
+    return replace(made, prompts=prompts)
 
 
 def acting(path: Path, config: SmolvlaConfig) -> tuple[SmolvlaConfig, Processor]:
@@ -254,17 +249,16 @@ def acting(path: Path, config: SmolvlaConfig) -> tuple[SmolvlaConfig, Processor]
     return config, preparation(path, config).with_robots([robot])
 
 
-def from_json_cut(tokenizer: ByteBpe | None, limit: int, cut: Any, where: str) -> Line:
-    """The reader of prompts of a tokenizer whose config gives the side that is cut."""
-    if cut not in ("left", "right"):
-        raise ValueError(f"{where}: truncation_side is {cut!r}; expected 'left' or 'right'.")
-    return Line(tokenizer, limit, cut)
+def _cut(side: Any, path: Path) -> Cut:
+    if side not in get_args(Cut):
+        raise ValueError(f"{path}: truncation_side is {side!r}; expected one of {get_args(Cut)}.")
+    return side
 
 
 def _vlm(path: Path, told: SmolvlaFields) -> Vlm:
-    folder, known = _vlm_folder(path, told), VLMS.get(told.vlm_model_name.rpartition("/")[2])
-    file = None if folder is None else folder / "config.json"
-    if file is None or not file.is_file():
+    file = _vlm_folder(path, told) / "config.json"
+    if not file.is_file():
+        known = VLMS.get(told.vlm_model_name.rpartition("/")[2])
         if known is None:
             raise ValueError(
                 f"{_folder(path)} lacks the config.json and tokenizer.json of its "
@@ -273,52 +267,44 @@ def _vlm(path: Path, told: SmolvlaFields) -> Vlm:
             )
         return known
     values, where = read_json(file), str(file)
+    for name, fixed in _FIXED.items():
+        part = section(values, name, where)
+        if wrong := [x for x, wanted in fixed.items() if part.get(x, wanted) != wanted]:
+            raise ValueError(
+                f"{file}: {wrong[0]} of {name} is {str(part[wrong[0]])[:80]}; only "
+                f"{fixed[wrong[0]]} is supported."
+            )
     text, vision = (section(values, name, where) for name in _FIXED)
-    for name, part in (("text_config", text), ("vision_config", vision)):
-        for setting, wanted in _FIXED[name].items():
-            if part.get(setting, wanted) != wanted:
-                raise ValueError(
-                    f"{file}: {setting} of {name} is {str(part[setting])[:80]}; only {wanted} is "
-                    "supported."
-                )
     heads = whole(text, "num_attention_heads", 32, where)
     width = whole(text, "hidden_size", 0, where)
-    head_dim = text.get("head_dim") or width // heads
+    head_dim = {"head_dim": text.get("head_dim") or width // heads}
+    tokenizer = _tokenizer(path, told)[0] if told.add_image_special_tokens else None
     return Vlm(
         heads,
         whole(text, "num_key_value_heads", heads, where),
-        whole({"head_dim": head_dim}, "head_dim", 0, where),
+        whole(head_dim, "head_dim", 0, where),
         whole(vision, "num_attention_heads", 16, where),
-        _image_tokens(path, told) or (known.image_tokens if known else None),
+        *(() if tokenizer is None else (tuple(map(tokenizer.id, AROUND)),)),
     )
-
-
-def _image_tokens(path: Path, told: SmolvlaFields) -> tuple[int, int] | None:
-    folder = _tokenizer_folder(path, told)
-    if folder is None or not told.add_image_special_tokens:
-        return None
-    tokenizer = ByteBpe.read(folder / "tokenizer.json")
-    return tokenizer.id(FAKE), tokenizer.id(WHOLE)
 
 
 def _folder(path: Path) -> Path:
     return path if path.is_dir() else path.parent
 
 
-def _vlm_folder(path: Path, told: SmolvlaFields) -> Path | None:
+def _vlm_folder(path: Path, told: SmolvlaFields) -> Path:
     """The folder of the vision-language model in the policy's, by the last two parts of its name:
     no name leads out of it."""
-    parts = [part for part in Path(told.vlm_model_name).parts if part not in ("/", "..", ".")]
-    found = _folder(path).joinpath(*parts[-2:])
-    return found if parts and found.is_dir() else None
+    parts = [part for part in Path(told.vlm_model_name).parts if part not in ("/", "..")]
+    return _folder(path).joinpath(*parts[-2:])
 
 
-def _tokenizer_folder(path: Path, told: SmolvlaFields) -> Path | None:
-    folders = (_folder(path), _vlm_folder(path, told))
-    there = (x for x in folders if x is not None and (x / "tokenizer.json").is_file())
-    return next(there, None)
-
-
-def _told(folder: Path) -> dict[str, Any]:
-    file = folder / "tokenizer_config.json"
-    return read_json(file) if file.is_file() else {}
+def _tokenizer(path: Path, told: SmolvlaFields) -> tuple[ByteBpe | None, dict[str, Any]]:
+    """The tokenizer in a policy's folder or its vision-language model's, and its settings."""
+    for folder in (_folder(path), _vlm_folder(path, told)):
+        if (folder / "tokenizer.json").is_file():
+            file = folder / "tokenizer_config.json"
+            return ByteBpe.read(folder / "tokenizer.json"), read_json(
+                file
+            ) if file.is_file() else {}
+    return None, {}

@@ -69,7 +69,7 @@ class Kinds:
         return cls(tuple(crosses[: period if depth % period == 0 else depth]), layers // depth)
 
 
-class Expert(nnx.Module):
+class LlamaExpert(nnx.Module):
     """The action expert: C chunks of each of K samples."""
 
     def __init__(self, config: GemmaConfig, kinds: Kinds, compute: Compute, rngs: nnx.Rngs):

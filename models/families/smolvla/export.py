@@ -4,15 +4,14 @@ in a folder of its name, so that LeRobot can load both without the hub.
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from models.checkpoints.layout import exported
 from models.checkpoints.lerobot_pipeline import TOKENIZE, step
 from models.checkpoints.lerobot_policy import ACTION, PICTURES, STATE, Feature, write_policy
-from models.families.smolvla.checkpoint import FAKE, VLMS, WHOLE, SmolvlaFields, Vlm
-from models.families.smolvla.inputs import Corner, Line
+from models.families.smolvla.checkpoint import VLMS, SmolvlaFields, Vlm
+from models.families.smolvla.inputs import Corner, TaskLine
 from models.families.smolvla.lora import merge
 from models.families.smolvla.model import SmolvlaConfig
 from models.families.smolvla.names import HEAD, table
@@ -22,7 +21,6 @@ from models.policy import Policy
 
 _OWN = "SmolVLM2"
 """Name of a vision-language model of other sizes than the published ones, a folder beside."""
-_SPECIAL = {"fake_image_token": FAKE, "global_image_token": WHOLE, "image_token": "<image>"}
 
 
 def write(policy: Policy, target: Path) -> None:
@@ -35,7 +33,8 @@ def write(policy: Policy, target: Path) -> None:
     robot, prompts = _checked(policy)
     config, params = merge(policy.model.config, policy.params)
     name, depth = _name(config), config.language.depth
-    side, words = config.image_size, config.vocabulary
+    side, width, wide = config.image_size, config.language.width, config.expert.width
+    factor = wide / width
     told = SmolvlaFields(
         input_features={
             STATE: Feature("STATE", (len(robot.state.offset),)),
@@ -59,7 +58,7 @@ def write(policy: Policy, target: Path) -> None:
         num_expert_layers=config.expert.depth,
         num_vlm_layers=depth,
         self_attn_every_n_layers=config.self_attention_every,
-        expert_width_multiplier=_multiplier(config),
+        expert_width_multiplier=factor if int(factor * width) == wide else (wide + 0.5) / width,
         min_period=config.min_period,
         max_period=config.max_period,
     )
@@ -73,39 +72,31 @@ def write(policy: Policy, target: Path) -> None:
         tokenizer_name=name,
     )
     arrays = exported(params, table(config.kinds), "A SmolVLA checkpoint of LeRobot's")
-    arrays[HEAD] = (words, config.language.width), lambda: np.zeros(1, np.float32)
+    arrays[HEAD] = (config.vocabulary, width), lambda: np.zeros(1, np.float32)
     scales = {STATE: robot.state, ACTION: robot.actions}
     write_policy(target, told, arrays, scales, (step("smolvla_new_line_processor"), tokens))
     _write_vlm(target / name, config, prompts)
 
 
-def _checked(policy: Policy) -> tuple[Embodiment, Line]:
+def _checked(policy: Policy) -> tuple[Embodiment, TaskLine]:
     """The robot and the reader of prompts of a policy that LeRobot can prompt and act with."""
     processor, config = policy.processor, policy.model.config
-    if processor is None or not isinstance(prompts := processor.prompts, Line):
+    if processor is None or not isinstance(prompts := processor.prompts, TaskLine):
         raise ValueError(
             "LeRobot's SmolVLA reads prompts as lines, but this policy does not; give --to chiliad."
         )
-    if not isinstance(prompts.tokenizer, ByteBpe | None):
+    robot, hidden = processor.embodiments[policy.embodiment], _hidden(config.expert.width)
+    wrong = {
+        "a list of words for a tokenizer": not isinstance(prompts.tokenizer, ByteBpe | None),
+        "actions relative to the state": any(d >= 0 for d in robot.relative),
+        "pictures in other places": any(not isinstance(fit, Corner) for fit in processor.fits),
+        f"model.solver '{config.solver}'": config.solver != "euler",
+        f"model.expert.hidden other than {hidden}": config.expert.hidden != hidden,
+    }
+    if any(wrong.values()):
         raise ValueError(
-            "LeRobot's SmolVLA reads prompts with a byte-level BPE tokenizer, but this policy has "
-            "a list of words; train with --tokenizer, or give --to chiliad."
-        )
-    robot = processor.embodiments[policy.embodiment]
-    if any(d >= 0 for d in robot.relative):
-        raise ValueError(
-            f"LeRobot's files have no place for actions relative to the state, as those of "
-            f"'{robot.name}' are; give --to chiliad."
-        )
-    if any(not isinstance(fit, Corner) for fit in processor.fits):
-        raise ValueError(
-            "LeRobot's SmolVLA puts pictures into the lower right corner, but this policy takes "
-            f"them as '{processor.fits[0].kind}'; give --to chiliad."
-        )
-    if config.solver != "euler":
-        raise ValueError(
-            f"LeRobot supports only Euler's steps, but this policy's model.solver is "
-            f"'{config.solver}'; give --solver euler (solver of load_policy), or --to chiliad."
+            f"This policy has {' and '.join(x for x, there in wrong.items() if there)}, for which "
+            "LeRobot's SmolVLA has no place; give --to chiliad."
         )
     return robot, prompts
 
@@ -119,110 +110,61 @@ def _name(config: SmolvlaConfig) -> str:
     return _OWN
 
 
-def _multiplier(config: SmolvlaConfig) -> float:
-    """The expert's width as LeRobot gives it, a factor of the language model's.
-
-    Raises:
-      ValueError: the expert's hidden width is not the one that LeRobot derives from its width.
-    """
-    language, expert = config.language.width, config.expert
-    factor = expert.width / language
-    while int(language * factor) < expert.width:
-        factor = float(np.nextafter(factor, np.inf))
-    hidden = -(-4 * int(2 * expert.width / 3) // 256) * 256
-    if expert.hidden != hidden:
-        raise ValueError(
-            f"LeRobot's expert of width {expert.width} has a hidden width of {hidden}, but "
-            f"model.expert.hidden is {expert.hidden}; give --to chiliad."
-        )
-    return factor
+def _hidden(width: int) -> int:
+    """LeRobot's hidden width of an expert."""
+    return -(-4 * int(2 * width / 3) // 256) * 256
 
 
-def _write_vlm(folder: Path, config: SmolvlaConfig, prompts: Line) -> None:
+def _write_vlm(folder: Path, config: SmolvlaConfig, prompts: TaskLine) -> None:
     """Writes what LeRobot asks transformers for by the model's name: its config, its processor's
     settings and, if the policy has one, its tokenizer."""
     language, vision, words = config.language, config.vision, config.vocabulary
     side = (config.grid or config.image_size // vision.patch) * vision.patch
-    tokenizer = prompts.tokenizer
-    assert isinstance(tokenizer, ByteBpe | None)
-    text: dict[str, Any] = {
-        "model_type": "llama",
-        "hidden_size": language.width,
-        "intermediate_size": language.hidden,
-        "num_hidden_layers": language.depth,
-        "num_attention_heads": language.heads,
+    files = json.loads(_FILES)
+    told, shown = files["config.json"], files["preprocessor_config.json"]
+    sizes = language.width, language.hidden, language.depth, language.heads
+    told["text_config"] |= dict(zip(_SIZES, sizes, strict=True)) | {
         "num_key_value_heads": language.kv_heads,
         "head_dim": language.head_dim,
-        "rms_norm_eps": 1e-5,
         "vocab_size": words,
-        "pad_token_id": 2,
-        "torch_dtype": "float32",
     }
-    tower = {
-        "model_type": "smolvlm_vision",
-        "hidden_size": vision.width,
-        "intermediate_size": vision.hidden,
-        "num_hidden_layers": vision.depth,
-        "num_attention_heads": vision.heads,
-        "image_size": side,
-        "patch_size": vision.patch,
-    }
-    shown = {"longest_edge": side}
-    half = [0.5] * 3
-    files: dict[str, dict[str, Any]] = {
-        "config.json": {
-            "architectures": ["SmolVLMForConditionalGeneration"],
-            "model_type": "smolvlm",
-            "image_token_id": _id(tokenizer, "<image>", words - 1),
-            "pad_token_id": 2,
-            "scale_factor": config.shuffle,
-            "tie_word_embeddings": False,
-            "torch_dtype": "float32",
-            "text_config": text,
-            "vision_config": tower,
-            "vocab_size": words,
-        },
-        "preprocessor_config.json": {
-            **dict.fromkeys(("do_convert_rgb", "do_image_splitting", "do_normalize"), True),
-            **dict.fromkeys(("do_pad", "do_rescale", "do_resize"), True),
-            "image_mean": half,
-            "image_std": half,
-            "image_processor_type": "SmolVLMImageProcessor",
-            "max_image_size": shown,
-            "processor_class": "SmolVLMProcessor",
-            "resample": 1,
-            "rescale_factor": 1 / 255,
-            "size": {"longest_edge": 4 * side},
-            "video_sampling": {"fps": 1, "max_frames": 64, "video_size": shown},
-        },
-        "processor_config.json": {
-            "image_seq_len": (side // vision.patch // config.shuffle) ** 2,
-            "processor_class": "SmolVLMProcessor",
-        },
-    }
-    if tokenizer is not None:
-        files["tokenizer_config.json"] = {
-            "bos_token": "<|im_start|>",
-            "eos_token": "<end_of_utterance>",
-            "pad_token": "<|im_end|>",
-            "unk_token": "<|endoftext|>",
-            "clean_up_tokenization_spaces": False,
-            "extra_special_tokens": _SPECIAL,
-            **_SPECIAL,
-            "model_max_length": 8192,
-            "processor_class": "SmolVLMProcessor",
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "truncation_side": prompts.cut,
-        }
+    sizes = vision.width, vision.hidden, vision.depth, vision.heads
+    tower = dict(zip(_SIZES, sizes, strict=True)) | {"image_size": side, "patch_size": vision.patch}
+    told["vision_config"] |= tower
+    told |= {"scale_factor": config.shuffle, "vocab_size": words, "image_token_id": words - 1}
+    shown |= {"max_image_size": {"longest_edge": side}, "size": {"longest_edge": 4 * side}}
+    shown["video_sampling"]["video_size"] = {"longest_edge": side}
+    tokens = (side // vision.patch // config.shuffle) ** 2
+    files["processor_config.json"]["image_seq_len"] = tokens
     folder.mkdir(parents=True, exist_ok=True)
+    if isinstance(tokenizer := prompts.tokenizer, ByteBpe):
+        settings = files["tokenizer_config.json"]
+        settings |= settings["extra_special_tokens"] | {"truncation_side": prompts.cut}
+        told["image_token_id"] = tokenizer.id(settings["image_token"])
+        (folder / "tokenizer.json").write_text(tokenizer.json)
     for name, values in files.items():
         (folder / name).write_text(json.dumps(values, indent=1) + "\n")
-    if tokenizer is not None:
-        (folder / "tokenizer.json").write_text(tokenizer.json)
 
 
-def _id(tokenizer: ByteBpe | None, name: str, default: int) -> int:
-    try:
-        return default if tokenizer is None else tokenizer.id(name)
-    except ValueError:
-        return default
+_SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_FILES = """{
+"config.json": {
+ "architectures": ["SmolVLMForConditionalGeneration"], "model_type": "smolvlm", "pad_token_id": 2,
+ "tie_word_embeddings": false, "torch_dtype": "float32",
+ "text_config": {"model_type": "llama", "rms_norm_eps": 1e-5, "pad_token_id": 2,
+  "torch_dtype": "float32"},
+ "vision_config": {"model_type": "smolvlm_vision"}},
+"preprocessor_config.json": {
+ "image_processor_type": "SmolVLMImageProcessor", "processor_class": "SmolVLMProcessor",
+ "do_convert_rgb": true, "do_image_splitting": true, "do_normalize": true, "do_pad": true,
+ "do_rescale": true, "do_resize": true, "resample": 1, "rescale_factor": 0.00392156862745098,
+ "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5],
+ "video_sampling": {"fps": 1, "max_frames": 64}},
+"processor_config.json": {"processor_class": "SmolVLMProcessor"},
+"tokenizer_config.json": {
+ "tokenizer_class": "PreTrainedTokenizerFast", "processor_class": "SmolVLMProcessor",
+ "bos_token": "<|im_start|>", "eos_token": "<end_of_utterance>", "pad_token": "<|im_end|>",
+ "unk_token": "<|endoftext|>", "clean_up_tokenization_spaces": false, "model_max_length": 8192,
+ "extra_special_tokens": {"fake_image_token": "<fake_token_around_image>",
+  "global_image_token": "<global-img>", "image_token": "<image>"}}}"""
+"""Constant parts of the files that transformers reads of a SmolVLM2."""

@@ -13,9 +13,9 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"}
-_NUMBERS |= {12: "d"}
+_NUMBERS = dict(zip((*range(8), 10, 11, 12), "BbHhIif?Qqd", strict=True))
 _TEXT, _LIST, _CONTROL = 8, 9, 3
+_TOKENIZER = ("tokens", "merges", "token_type")
 _LARGEST = 64 * 2**20
 """Bytes of a file that are read; the metadata come first."""
 ADDED = (
@@ -34,15 +34,18 @@ def rebuilt(file: Path) -> Tokenizer:
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: the file is no GGUF, or has no byte-level BPE tokenizer.
+      ValueError: the file is no GGUF of SmolLM2, or is damaged.
     """
     with Path(file).open("rb") as opened:
-        told = _Metadata(opened.read(_LARGEST), str(file)).read()
-    names = [f"tokenizer.ggml.{name}" for name in ("tokens", "merges", "token_type")]
-    if missing := [name for name in names if name not in told]:
-        raise ValueError(f"{file} has no {missing[0]}; give a GGUF file of SmolLM2.")
-    tokens, merges, kinds = (told[name] for name in names)
-    pairs = [tuple(merge.split(" ")) for merge in merges]
+        data = opened.read(_LARGEST)
+    try:
+        told = _metadata(data)
+        tokens, merges, kinds = (told[f"tokenizer.ggml.{name}"] for name in _TOKENIZER)
+    except (struct.error, KeyError, ValueError) as error:
+        raise ValueError(
+            f"{file} is no GGUF file with a byte-level tokenizer ({error!s:.80}); give SmolLM2's."
+        ) from error
+    pairs = [(first, second) for first, _, second in (merge.partition(" ") for merge in merges)]
     made = Tokenizer(models.BPE({token: at for at, token in enumerate(tokens)}, pairs))
     pieces = pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=True, use_regex=True)
     digits = pre_tokenizers.Digits(individual_digits=True)
@@ -54,47 +57,32 @@ def rebuilt(file: Path) -> Tokenizer:
     return made
 
 
-class _Metadata:
-    """A reader of a GGUF file's metadata, {name: value}."""
+def _metadata(data: bytes) -> dict[str, Any]:
+    """The metadata at the beginning of a GGUF file, whose first numbers are its version and how
+    many tensors and metadata it has."""
+    at = 0
 
-    def __init__(self, data: bytes, where: str):
-        self.data, self.where, self.at = data, where, 4
-
-    def read(self) -> dict[str, Any]:
-        if self.data[:4] != b"GGUF":
-            raise ValueError(f"{self.where} is no GGUF file; give one of SmolLM2.")
-        try:
-            self._number("I"), self._number("Q")
-            return {
-                self._value(_TEXT): self._value(self._number("I")) for _ in range(self._count())
-            }
-        except (struct.error, KeyError, UnicodeDecodeError) as error:
-            raise ValueError(
-                f"{self.where} is damaged or of another version of GGUF ({error!s:.80}); copy or "
-                "download it again."
-            ) from error
-
-    def _number(self, kind: str) -> Any:
-        (found,) = struct.unpack_from("<" + kind, self.data, self.at)
-        self.at += struct.calcsize("<" + kind)
+    def number(kind: str) -> Any:
+        nonlocal at
+        (found,) = struct.unpack_from("<" + kind, data, at)
+        at += struct.calcsize("<" + kind)
         return found
 
-    def _count(self) -> int:
-        """A number of entries, each of which takes at least a byte."""
-        count = self._number("Q")
-        if count > len(self.data) - self.at:
-            raise struct.error("it ends within its metadata")
-        return count
-
-    def _value(self, kind: int) -> Any:
-        if kind == _TEXT:
-            length = self._count()
-            self.at += length
-            return self.data[self.at - length : self.at].decode()
+    def value(kind: int) -> Any:
+        nonlocal at
         if kind == _LIST:
-            kind, count = self._number("I"), self._count()
-            return [self._value(kind) for _ in range(count)]
-        return self._number(_NUMBERS[kind])
+            kind, count = number("I"), number("Q")
+            return [value(kind) for _ in range(min(count, len(data)))]
+        if kind != _TEXT:
+            return number(_NUMBERS[kind])
+        length = number("Q")
+        at += length
+        return data[at - length : at].decode()
+
+    if number("4s") != b"GGUF":
+        raise ValueError("it does not begin as one")
+    _, _, count = number("I"), number("Q"), number("Q")
+    return {value(_TEXT): value(number("I")) for _ in range(min(count, len(data)))}
 
 
 if __name__ == "__main__":

@@ -9,18 +9,17 @@ from jaxtyping import Float, Float32, UInt8
 from models.inputs.pictures import Bilinear, fitted_size
 from models.inputs.prompts import NEW_LINE, PromptReader, Read
 
+Cut = Literal["left", "right"]
+
 
 @dataclass(frozen=True)
-class Line(PromptReader, kind="smolvla_line"):
+class TaskLine(PromptReader, kind="smolvla_line"):
     """The prompt, which ends with a new line. One of more than `limit` tokens loses those at an
     end: on the left, where `cut` says so, its beginning, so that the new line stays."""
 
-    cut: Literal["left", "right"] = "left"
+    cut: Cut = "left"
 
-    remedy = (
-        "FOLDER (SmolVLM2's tokenizer.json, or its folder; gguf=FILE rebuilds it from SmolLM2's "
-        "GGUF file)"
-    )
+    remedy = "FOLDER (of SmolVLM2's tokenizer.json; docs/fine_tune.md says how to rebuild it)"
 
     def tokens(self, prompt: str, state: Float[np.ndarray, " s"], pictures: int) -> Read:
         ids = self.found().encode(prompt.removesuffix(NEW_LINE) + NEW_LINE)

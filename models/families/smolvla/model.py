@@ -20,8 +20,8 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from models.attention.ring import deal
-from models.families.smolvla.expert import Expert, Kinds, LlamaPrefix, Read
-from models.families.smolvla.inputs import Corner, Line
+from models.families.smolvla.expert import Kinds, LlamaExpert, LlamaPrefix, Read
+from models.families.smolvla.inputs import Corner, TaskLine
 from models.files.bounds import check_reading, check_size
 from models.flow import flow
 from models.flow.flow import Solver
@@ -87,41 +87,40 @@ class SmolvlaConfig(ModelConfig, family="smolvla"):
     def __post_init__(self) -> None:
         check_reading(self)
         flow.check_solver("model.solver", self.solver)
-        check_size("model.self_attention_every", self.self_attention_every, least=0)
-        check_size("model.grid", self.grid, least=0)
+        for name in ("self_attention_every", "grid"):
+            check_size(f"model.{name}", getattr(self, name), least=0)
         self.vision.check_image("model", self.image_size)
-        language, expert = self.language, self.expert
-        for name in ("heads", "kv_heads", "head_dim"):
-            if getattr(language, name) != getattr(expert, name):
-                raise ValueError(
-                    f"model.language.{name} is {getattr(language, name)} but model.expert.{name} "
-                    f"is {getattr(expert, name)}; the expert attends to the language model's keys, "
-                    "so they must be equal."
-                )
-        layers, depth, every = language.depth, expert.depth, self.self_attention_every
-        if layers % depth or (depth < layers and every):
-            raise ValueError(
-                f"model.expert.depth is {depth} with model.language.depth {layers} and "
-                f"model.self_attention_every {every}; the expert has as many layers or, with 0 "
-                "layers that attend among actions, a divisor of them."
-            )
-        side = self.image_size // self.vision.patch
-        if self.shuffle < 1 or side % self.shuffle or self.expert.width % 2:
-            raise ValueError(
-                f"model.shuffle is {self.shuffle} with pictures of {side} × {side} patches and "
-                f"model.expert.width {self.expert.width}; it must divide the side, and the width "
-                "must be even."
-            )
-        if self.vocabulary < SMALLEST_VOCABULARY or len(self.image_tokens) not in (0, 2):
-            raise ValueError(
-                f"model.vocabulary is {self.vocabulary} and model.image_tokens "
-                f"{self.image_tokens}; bytes and special tokens alone need {SMALLEST_VOCABULARY}, "
-                "and two tokens stand around pictures, or none."
-            )
-        if any(not 0 <= token < self.vocabulary for token in self.image_tokens):
-            raise ValueError(
-                f"model.image_tokens is {self.image_tokens}; ids are below {self.vocabulary}."
-            )
+        language, expert, every = self.language, self.expert, self.self_attention_every
+        heads = [(x.heads, x.kv_heads, x.head_dim) for x in (language, expert)]
+        side, layers = self.image_size // self.vision.patch, language.depth
+        tokens = self.image_tokens
+        uneven = layers % expert.depth > 0 or (expert.depth < layers and every > 0)
+        framed = len(tokens) in (0, 2) and all(0 <= x < self.vocabulary for x in tokens)
+        for wrong, told in (
+            (
+                heads[0] != heads[1],
+                f"heads, kv_heads and head_dim of model.language and model.expert are {heads}; the "
+                "expert reads the language model's keys, so make them equal",
+            ),
+            (
+                uneven,
+                f"model.expert.depth is {expert.depth} with model.language.depth {layers} and "
+                f"model.self_attention_every {every}; give as many layers or, where none attends "
+                "among actions (0), a divisor",
+            ),
+            (
+                self.shuffle < 1 or side % self.shuffle or expert.width % 2,
+                f"model.shuffle is {self.shuffle} with pictures of {side} × {side} patches, and "
+                f"model.expert.width {expert.width}; divide the side, and give an even width",
+            ),
+            (
+                self.vocabulary < SMALLEST_VOCABULARY or not framed,
+                f"model.vocabulary is {self.vocabulary} and model.image_tokens {tokens}; give at "
+                f"least {SMALLEST_VOCABULARY}, and two ids or none",
+            ),
+        ):
+            if wrong:
+                raise ValueError(f"{told}.")
 
     @property
     def tokens_per_image(self) -> int:
@@ -139,7 +138,9 @@ class SmolvlaConfig(ModelConfig, family="smolvla"):
         """SmolVLA's own preparation: the prompt and a new line, and pictures in the lower right
         corner of a black one."""
         made = super().processor(robots, tokenizer)
-        return replace(made, prompts=Line(tokenizer, TEXT_LIMIT), pictures=Corner(self.image_size))
+        return replace(
+            made, prompts=TaskLine(tokenizer, TEXT_LIMIT), pictures=Corner(self.image_size)
+        )
 
     def build(self) -> "Smolvla":
         return Smolvla(self)
@@ -253,7 +254,7 @@ class _Modules(nnx.Module):
         self.action_in = nnx.Linear(config.action_dim, acting, rngs=rngs)
         self.time_in = nnx.Linear(2 * acting, acting, rngs=rngs)
         self.time_out = nnx.Linear(acting, acting, rngs=rngs)
-        self.expert = Expert(config.expert, config.kinds, compute, rngs)
+        self.expert = LlamaExpert(config.expert, config.kinds, compute, rngs)
         self.action_out = nnx.Linear(acting, config.action_dim, rngs=rngs)
 
     def read(self, batch: PackedBatch) -> Cache:
