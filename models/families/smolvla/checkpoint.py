@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 
 from models.checkpoints.lerobot_pipeline import TOKENIZE
 from models.checkpoints.lerobot_policy import (
+    ACTION,
     STATE,
     LerobotPolicy,
     PolicyFields,
@@ -27,7 +28,7 @@ from models.families.smolvla.model import SmolvlaConfig
 from models.families.smolvla.names import CONNECTOR, EXPERT, TEXT, VISION
 from models.files.foreign_json import read_json, section, whole
 from models.inputs.bpe import ByteBpe
-from models.inputs.embodiment import MODEL_UNITS, Embodiment, Normalizer
+from models.inputs.embodiment import Embodiment
 from models.inputs.processor import Processor
 from models.inputs.raw import RawKeys
 from models.layers.gemma import GemmaConfig
@@ -36,7 +37,6 @@ from models.layers.siglip import SiglipConfig
 NEW_LINE = "pi0_new_line_processor"
 """Alias of LeRobot's `smolvla_new_line_processor` in `models.checkpoints.lerobot_pipeline`."""
 AROUND = "<fake_token_around_image>", "<global-img>"
-_EMPTY = re.compile(r"(^|\.)empty_camera_\d+$")
 
 
 @dataclass(frozen=True)
@@ -86,22 +86,15 @@ class SmolvlaFields(PolicyFields):
     compile_mode: str = "max-autotune"
 
     def __post_init__(self) -> None:
-        if self.use_delta_joint_actions_aloha:
-            raise ValueError(
-                "use_delta_joint_actions_aloha is true, which LeRobot itself does not carry out; "
-                "remove it if it was not used."
-            )
-        if self.add_image_special_tokens and self.empty_cameras:
-            raise ValueError(
-                "add_image_special_tokens is true with empty_cameras "
-                f"{self.empty_cameras}, whose special tokens are not supported; set empty_cameras "
-                "to 0 if no camera is missing."
-            )
-
-    @property
-    def cameras(self) -> tuple[str, ...]:
-        """Cameras that have pictures, in order."""
-        return tuple(name for name in self.named("VISUAL") if not _EMPTY.search(name))
+        refused = {
+            "use_delta_joint_actions_aloha": "LeRobot itself does not carry it out",
+            "adapt_to_pi_aloha": "LeRobot converts scaled joints, which is not supported",
+        }
+        if self.empty_cameras:
+            refused["add_image_special_tokens"] = "with empty_cameras above 0 it is not supported"
+        for name, why in refused.items():
+            if getattr(self, name):
+                raise ValueError(f"{name} is true; {why}: remove it if it was not used.")
 
     @property
     def side(self) -> int:
@@ -110,7 +103,7 @@ class SmolvlaFields(PolicyFields):
         Raises:
           ValueError: they are not squares of one size.
         """
-        shapes = {self.features[name].shape[1:] for name in self.cameras}
+        shapes = set(self.picture_shapes)
         sizes = shapes if self.resize_imgs_with_padding is None else {self.resize_imgs_with_padding}
         if len(sizes) != 1 or len(set(*sizes)) != 1:
             raise ValueError(
@@ -144,12 +137,6 @@ _FIXED = {
 """Settings of SmolVLM2 that are carried out; others are refused."""
 
 
-def read_fields(path: Path) -> SmolvlaFields:
-    """The config.json beside a policy's weights; raises as `read_policy`."""
-    file = _folder(path) / "config.json"
-    return from_json(SmolvlaFields, read_json(file), str(file))
-
-
 def config(path: Path, source: CheckpointSource) -> SmolvlaConfig:
     """The model in the files.
 
@@ -157,7 +144,8 @@ def config(path: Path, source: CheckpointSource) -> SmolvlaConfig:
       ValueError: config.json asks for what is not supported, or neither the folder nor the table
         has the facts of its vision-language model.
     """
-    told, where = read_fields(path), _folder(path) / "config.json"
+    where = _folder(path) / "config.json"
+    told = from_json(SmolvlaFields, read_json(where), str(where))
     vlm, shapes = _vlm(path, told), source.shapes
 
     def size(name: str, axis: int = 0) -> int:
@@ -192,6 +180,7 @@ def config(path: Path, source: CheckpointSource) -> SmolvlaConfig:
             state_dim=told.max_state_dim,
             action_dim=told.max_action_dim,
             horizon=told.chunk_size,
+            n_action_steps=told.n_action_steps,
             min_period=told.min_period,
             max_period=told.max_period,
             euler_steps=told.num_steps,
@@ -227,26 +216,26 @@ def preparation(path: Path, config: SmolvlaConfig) -> Processor:
     return replace(made, prompts=prompts)
 
 
-def acting(path: Path, config: SmolvlaConfig) -> tuple[SmolvlaConfig, Processor]:
-    """Config and processor of a policy for its own robot. Any of several cameras may be missing,
-    as in LeRobot."""
+def acting(path: Path, config: SmolvlaConfig) -> Processor:
+    """The preparation of a policy for its own robot. Any of several cameras may be missing, as in
+    LeRobot."""
     found = read(path)
     told, scales = found.fields, found.scales
-    cameras = tuple(found.robot[name] for name in told.cameras)
-    dims = told.dims("STATE") or config.state_dim, told.dims("ACTION")
-    state = scales.get(STATE, Normalizer.identity(dims[0]))
-    actions = found.scale("ACTION") if scales else Normalizer.identity(dims[1])
-    keys = tuple((name, name) for name in cameras)
-    robot = Embodiment(
-        "LeRobot" if scales else MODEL_UNITS,
-        cameras,
-        state,
-        actions,
+    cameras = tuple(found.robot[name] for name in told.named("VISUAL"))
+    robot = Embodiment.in_model_units(cameras, told.dims("STATE"), told.dims("ACTION"))
+    robot = replace(
+        robot,
         absent=cameras if len(cameras) > 1 else (),
-        adapter="aloha" if told.adapt_to_pi_aloha else "",
-        keys=RawKeys(keys, (found.robot.get(STATE, STATE),), "task"),
+        keys=RawKeys(
+            tuple((name, name) for name in cameras),
+            (found.robot.get(STATE, STATE),),
+            "task",
+            ignored=told.named("ENV"),
+        ),
     )
-    return config, preparation(path, config).with_robots([robot])
+    if scales:
+        robot = replace(robot, name="LeRobot", state=scales[STATE], actions=scales[ACTION])
+    return preparation(path, config).with_robots([robot])
 
 
 def _cut(side: Any, path: Path) -> Cut:
@@ -301,10 +290,9 @@ def _vlm_folder(path: Path, told: SmolvlaFields) -> Path:
 
 def _tokenizer(path: Path, told: SmolvlaFields) -> tuple[ByteBpe | None, dict[str, Any]]:
     """The tokenizer in a policy's folder or its vision-language model's, and its settings."""
-    for folder in (_folder(path), _vlm_folder(path, told)):
-        if (folder / "tokenizer.json").is_file():
-            file = folder / "tokenizer_config.json"
-            return ByteBpe.read(folder / "tokenizer.json"), read_json(
-                file
-            ) if file.is_file() else {}
-    return None, {}
+    folders = (_folder(path), _vlm_folder(path, told))
+    found = next((x for x in folders if (x / "tokenizer.json").is_file()), None)
+    if found is None:
+        return None, {}
+    file = found / "tokenizer_config.json"
+    return ByteBpe.read(found / "tokenizer.json"), read_json(file) if file.is_file() else {}

@@ -6,7 +6,6 @@ to each other; in the other to the prefix alone, by projections of the language 
 values. The kinds repeat with a period, so the expert is that many stacks, run in turn.
 """
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -52,42 +51,36 @@ class LlamaBlock(nnx.Module):
         self.mlp = SwiGLU(config.width, config.hidden, compute, rngs, config.mlp_lora)
 
 
-@dataclass(frozen=True)
-class Kinds:
-    """Kinds of an expert's layers: `crosses` says it of each in a period of `len(crosses)` layers,
-    and `skip` is the number of the language model's layers for each of the expert's."""
-
-    crosses: tuple[bool, ...]
-    skip: int
-
-    @classmethod
-    def of(cls, layers: int, depth: int, every: int) -> "Kinds":
-        """The kinds of `depth` layers beside a language model's `layers`; every `every`-th from the
-        first on reads its own actions too, none if it is 0."""
-        crosses = [every < 1 or layer % every > 0 for layer in range(depth)]
-        period = 1 if len(set(crosses)) == 1 else every
-        return cls(tuple(crosses[: period if depth % period == 0 else depth]), layers // depth)
+def crossing(depth: int, every: int) -> tuple[bool, ...]:
+    """Kinds of an expert's layers in a period, true for those that cross: all but every `every`-th
+    from the first on, or all if it is 0."""
+    crosses = [every < 1 or layer % every > 0 for layer in range(depth)]
+    period = 1 if len(set(crosses)) == 1 else every
+    return tuple(crosses[: period if depth % period == 0 else depth])
 
 
 class LlamaExpert(nnx.Module):
     """The action expert: C chunks of each of K samples."""
 
-    def __init__(self, config: GemmaConfig, kinds: Kinds, compute: Compute, rngs: nnx.Rngs):
-        self.compute, self.remat, self.kinds = compute, config.remat, kinds
+    def __init__(
+        self, config: GemmaConfig, crosses: tuple[bool, ...], compute: Compute, rngs: nnx.Rngs
+    ):
+        self.compute, self.remat, self.depth = compute, config.remat, config.depth
+        self.crosses = crosses
 
         def stack(crosses: bool) -> LlamaBlock:
-            depth = config.depth // len(kinds.crosses)
+            depth = config.depth // len(self.crosses)
             return stack_layers(lambda r: LlamaBlock(config, compute, r, crosses), depth, rngs)
 
-        self.layers = nnx.List(map(stack, kinds.crosses))
+        self.layers = nnx.List(map(stack, crosses))
         self.norm = _norm(config.width, compute, rngs)
 
     @jax.named_scope("expert")
     def read(self, cache: Cache) -> Read:
         """Keys and values of the prefix as each stack reads them, whatever the chunks."""
-        kinds, shown = self.kinds, []
-        for number, (stack, crosses) in enumerate(zip(self.layers, kinds.crosses, strict=True)):
-            here = slice(number * kinds.skip, None, len(kinds.crosses) * kinds.skip)
+        shown, skip = [], len(cache.k) // self.depth
+        for number, (stack, crosses) in enumerate(zip(self.layers, self.crosses, strict=True)):
+            here = slice(number * skip, None, len(self.crosses) * skip)
             pair = cache.k[here], cache.v[here]
             shown.append(_projected(stack, pair, self.compute.unroll) if crosses else pair)
         return shown
@@ -114,9 +107,7 @@ class LlamaExpert(nnx.Module):
             length, segment, kept = rows
             x = constrain(x, ROWS, over)
             place = jnp.broadcast_to(jnp.arange(horizon), x.shape[:-1])
-            for graph, own, shown, crosses in zip(
-                graphs, weights, read, self.kinds.crosses, strict=True
-            ):
+            for graph, own, shown, crosses in zip(graphs, weights, read, self.crosses, strict=True):
                 block = nnx.merge(graph, own)
                 y = block.norm1(x)
                 at = place if crosses else place + length[:, :, None, None]
@@ -137,7 +128,6 @@ class LlamaExpert(nnx.Module):
             self.remat,
             rows=(length, segment, kept),
             cached=(read,),
-            pipeline=self.compute.pipeline,
             unroll=self.compute.unroll,
         )
         return self.norm(x)

@@ -45,11 +45,10 @@ def write(policy: Policy, target: Path) -> None:
         },
         output_features={ACTION: Feature("ACTION", (len(robot.actions.offset),))},
         chunk_size=config.horizon,
-        n_action_steps=config.horizon,
+        n_action_steps=min(config.n_action_steps, config.horizon),
         max_state_dim=config.state_dim,
         max_action_dim=config.action_dim,
         resize_imgs_with_padding=(side, side),
-        adapt_to_pi_aloha=robot.adapter == "aloha",
         tokenizer_max_length=prompts.limit,
         num_steps=config.euler_steps,
         vlm_model_name=name,
@@ -71,7 +70,7 @@ def write(policy: Policy, target: Path) -> None:
         truncation=True,
         tokenizer_name=name,
     )
-    arrays = exported(params, table(config.kinds), "A SmolVLA checkpoint of LeRobot's")
+    arrays = exported(params, table(len(config.crosses)), "A SmolVLA checkpoint of LeRobot's")
     arrays[HEAD] = (config.vocabulary, width), lambda: np.zeros(1, np.float32)
     scales = {STATE: robot.state, ACTION: robot.actions}
     write_policy(target, told, arrays, scales, (step("smolvla_new_line_processor"), tokens))
@@ -89,6 +88,7 @@ def _checked(policy: Policy) -> tuple[Embodiment, TaskLine]:
     wrong = {
         "a list of words for a tokenizer": not isinstance(prompts.tokenizer, ByteBpe | None),
         "actions relative to the state": any(d >= 0 for d in robot.relative),
+        f"units of adapter '{robot.adapter}'": bool(robot.adapter),
         "pictures in other places": any(not isinstance(fit, Corner) for fit in processor.fits),
         f"model.solver '{config.solver}'": config.solver != "euler",
         f"model.expert.hidden other than {hidden}": config.expert.hidden != hidden,

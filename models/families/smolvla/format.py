@@ -19,12 +19,12 @@ from models.model import ModelConfig
 def _inspect(path: Path) -> CheckpointInfo:
     source = open_policy(path)
     config = checkpoint.config(path, source)
-    return CheckpointInfo(config, None, source, table(config.kinds), LEROBOT)
+    return CheckpointInfo(config, None, source, table(len(config.crosses)), LEROBOT)
 
 
 def _acts(path: Path, info: CheckpointInfo, told: NoOptions) -> tuple[ModelConfig, Processor]:
     config: Any = info.config
-    return checkpoint.acting(path, config)
+    return config, checkpoint.acting(path, config)
 
 
 def _prepares(path: Path, info: CheckpointInfo, config: Any) -> Processor:

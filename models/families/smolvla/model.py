@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from models.attention.ring import deal
-from models.families.smolvla.expert import Kinds, LlamaExpert, LlamaPrefix, Read
+from models.families.smolvla.expert import LlamaExpert, LlamaPrefix, Read, crossing
 from models.families.smolvla.inputs import Corner, TaskLine
 from models.files.bounds import check_reading, check_size
 from models.flow import flow
@@ -57,6 +57,7 @@ class SmolvlaConfig(ModelConfig, family="smolvla"):
     `min_period` and `max_period`: of the flow time's sines. `chunks`: noised chunks per observation
     in training. `padded_loss`: the loss is the mean over all dims of the model and all steps, past
     the episode's end too, where its last action stands (LeRobot 0.4), not over the robot's own.
+    `n_action_steps`: steps of a chunk that the robot is to execute.
     """
 
     vision: SiglipConfig = TOWER
@@ -77,9 +78,11 @@ class SmolvlaConfig(ModelConfig, family="smolvla"):
     euler_steps: int = 10
     solver: Solver = "euler"
     padded_loss: bool = False
+    n_action_steps: int = 50
     compute: Compute = field(default_factory=Compute)
 
     state_input = "token"
+    acting: ClassVar[tuple[str, ...]] = ("n_action_steps",)
     quantizable: ClassVar[str] = (
         r"^(vision/blocks|(language/layers|expert/layers/\d+)/(attention|mlp))/"
     )
@@ -87,40 +90,29 @@ class SmolvlaConfig(ModelConfig, family="smolvla"):
     def __post_init__(self) -> None:
         check_reading(self)
         flow.check_solver("model.solver", self.solver)
-        for name in ("self_attention_every", "grid"):
-            check_size(f"model.{name}", getattr(self, name), least=0)
+        for name, least in (("self_attention_every", 0), ("grid", 0), ("shuffle", 1)):
+            check_size(f"model.{name}", getattr(self, name), least=least)
         self.vision.check_image("model", self.image_size)
         language, expert, every = self.language, self.expert, self.self_attention_every
         heads = [(x.heads, x.kv_heads, x.head_dim) for x in (language, expert)]
-        side, layers = self.image_size // self.vision.patch, language.depth
-        tokens = self.image_tokens
-        uneven = layers % expert.depth > 0 or (expert.depth < layers and every > 0)
+        same = f"its heads, kv_heads and head_dim must be model.language's, {heads[0]}"
+        fewer, rest = expert.depth < language.depth, language.depth % expert.depth
+        side, tokens = self.image_size // self.vision.patch, self.image_tokens
         framed = len(tokens) in (0, 2) and all(0 <= x < self.vocabulary for x in tokens)
-        for wrong, told in (
+        for name, value, wrong, remedy in (
+            ("expert", heads[1], heads[0] != heads[1], same),
+            ("expert.width", expert.width, expert.width % 2, "it must be even"),
+            ("expert.depth", expert.depth, rest, f"it must divide {language.depth} layers"),
+            ("self_attention_every", every, fewer and every, "with fewer layers it must be 0"),
+            ("shuffle", self.shuffle, side % self.shuffle, f"it must divide {side} patches"),
+            ("image_tokens", tokens, not framed, f"give two ids below {self.vocabulary}, or none"),
             (
-                heads[0] != heads[1],
-                f"heads, kv_heads and head_dim of model.language and model.expert are {heads}; the "
-                "expert reads the language model's keys, so make them equal",
-            ),
-            (
-                uneven,
-                f"model.expert.depth is {expert.depth} with model.language.depth {layers} and "
-                f"model.self_attention_every {every}; give as many layers or, where none attends "
-                "among actions (0), a divisor",
-            ),
-            (
-                self.shuffle < 1 or side % self.shuffle or expert.width % 2,
-                f"model.shuffle is {self.shuffle} with pictures of {side} × {side} patches, and "
-                f"model.expert.width {expert.width}; divide the side, and give an even width",
-            ),
-            (
-                self.vocabulary < SMALLEST_VOCABULARY or not framed,
-                f"model.vocabulary is {self.vocabulary} and model.image_tokens {tokens}; give at "
-                f"least {SMALLEST_VOCABULARY}, and two ids or none",
+                *("vocabulary", self.vocabulary, self.vocabulary < SMALLEST_VOCABULARY),
+                f"bytes and special tokens alone need {SMALLEST_VOCABULARY}",
             ),
         ):
             if wrong:
-                raise ValueError(f"{told}.")
+                raise ValueError(f"model.{name} is {value}; {remedy}.")
 
     @property
     def tokens_per_image(self) -> int:
@@ -128,9 +120,9 @@ class SmolvlaConfig(ModelConfig, family="smolvla"):
         return self.vision.tokens(self.image_size) // self.shuffle**2 + around
 
     @property
-    def kinds(self) -> Kinds:
-        """Kinds of the expert's layers."""
-        return Kinds.of(self.language.depth, self.expert.depth, self.self_attention_every)
+    def crosses(self) -> tuple[bool, ...]:
+        """Kinds of the expert's layers in a period, see `crossing`."""
+        return crossing(self.expert.depth, self.self_attention_every)
 
     def processor(
         self, robots: Sequence[Embodiment], tokenizer: TextTokenizer | None = None
@@ -254,7 +246,7 @@ class _Modules(nnx.Module):
         self.action_in = nnx.Linear(config.action_dim, acting, rngs=rngs)
         self.time_in = nnx.Linear(2 * acting, acting, rngs=rngs)
         self.time_out = nnx.Linear(acting, acting, rngs=rngs)
-        self.expert = LlamaExpert(config.expert, config.kinds, compute, rngs)
+        self.expert = LlamaExpert(config.expert, config.crosses, compute, rngs)
         self.action_out = nnx.Linear(acting, config.action_dim, rngs=rngs)
 
     def read(self, batch: PackedBatch) -> Cache:

@@ -2,7 +2,6 @@
 
 from models.checkpoints.rename import Rule, Table
 from models.checkpoints.torch_rules import layer_norms, linear, norms, projections, siglip
-from models.families.smolvla.expert import Kinds
 
 VLM = "model.vlm_with_expert.vlm"
 HEAD = f"{VLM}.lm_head.weight"
@@ -12,9 +11,9 @@ EXPERT = "model.vlm_with_expert.lm_expert"
 CONNECTOR = f"{VLM}.model.connector.modality_projection.proj"
 
 
-def table(kinds: Kinds) -> Table:
-    """Maps their names to our parameters; the expert's stacks take their layers in turn."""
-    period = len(kinds.crosses)
+def table(period: int) -> Table:
+    """Maps their names to our parameters; layers of the expert go to its stacks in turn, as many as
+    its period."""
     stacks = [(EXPERT, f"layers/{n}", f"layers.{{{period}*l+{n}}}") for n in range(period)]
     return Table(
         (

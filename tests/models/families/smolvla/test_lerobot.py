@@ -15,7 +15,8 @@ from safetensors.numpy import load_file, save_file
 
 from models import Policy, load_policy
 from models.checkpoints.layout import exported, their_arrays
-from models.families.smolvla import expert
+from models.families.smolvla import checkpoint
+from models.families.smolvla.expert import crossing
 from models.families.smolvla.export import write
 from models.families.smolvla.model import SmolvlaConfig
 from models.families.smolvla.names import HEAD, table
@@ -111,6 +112,7 @@ def test_raw_observations_become_lerobots_actions(name, policies, folders):
     np.testing.assert_allclose(found, case["actions"], rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_loss_and_gradients_of_a_packed_row_are_lerobots(name, policies, folders, drawn):
     policy, case = policies(name), arrays(name)
@@ -123,13 +125,14 @@ def test_loss_and_gradients_of_a_packed_row_are_lerobots(name, policies, folders
 
     loss, gradients = jax.jit(jax.value_and_grad(mean))(policy.params)
     assert abs(float(loss) - float(case["train/loss"])) < 1e-5
-    theirs = exported(gradients, table(policy.model.config.kinds), "A checkpoint")
+    theirs = exported(gradients, table(len(policy.model.config.crosses)), "A checkpoint")
     wanted = json.loads((folders(name) / "gradients.json").read_text())
     norms = {key: np.linalg.norm(theirs[key][1]()) for key in wanted if key != "total"}
     del wanted["total"]
     np.testing.assert_allclose([*norms.values()], [*wanted.values()], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_older_loss_counts_all_dims_and_steps(policies, folders, drawn):
     policy, case = policies("two_cameras"), arrays("two_cameras")
     batch = training_batch(policy, case, folders("two_cameras"))
@@ -198,12 +201,12 @@ def test_files_from_before_processors_have_their_statistics_among_the_weights(
     jax.tree.map(np.testing.assert_array_equal, found.params, wanted.params)
 
 
+@pytest.mark.slow
 def test_a_period_of_layers_is_only_how_they_are_kept(policies, folders, monkeypatch):
     """Layers one by one, as where the period does not divide their number, act as in stacks."""
     case, policy = arrays("two_cameras"), policies("two_cameras")
-    assert policy.model.config.kinds == expert.Kinds((False, True), 1)
-    of = staticmethod(lambda layers, depth, every: expert.Kinds((False, True) * 2, 1))
-    monkeypatch.setattr(expert.Kinds, "of", of)
+    assert policy.model.config.crosses == (False, True)
+    monkeypatch.setattr(SmolvlaConfig, "crosses", (False, True) * 2)
     apart = load_policy(folders("two_cameras"))
     shown = observation(case, 0)
     first, second = (x.infer(shown, noise=case["noise"][0][0]) for x in (policy, apart))
@@ -211,25 +214,25 @@ def test_a_period_of_layers_is_only_how_they_are_kept(policies, folders, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("layers", "depth", "every", "crosses", "skip"),
+    ("depth", "every", "crosses"),
     [
-        (16, 16, 2, (False, True), 1),
-        (3, 3, 2, (False, True, False), 1),
-        (6, 6, 3, (False, True, True), 1),
-        (4, 4, 1, (False,), 1),
-        (8, 2, 0, (True,), 4),
-        (2, 2, 5, (False, True), 1),
+        (16, 2, (False, True)),
+        (3, 2, (False, True, False)),
+        (6, 3, (False, True, True)),
+        (4, 1, (False,)),
+        (2, 0, (True,)),
+        (2, 5, (False, True)),
     ],
 )
-def test_kinds_of_the_experts_layers_repeat(layers, depth, every, crosses, skip):
-    assert expert.Kinds.of(layers, depth, every) == expert.Kinds(crosses, skip)
+def test_kinds_of_the_experts_layers_repeat(depth, every, crosses):
+    assert crossing(depth, every) == crosses
 
 
 def test_a_missing_camera_costs_nothing_and_is_not_seen(policies):
     case, policy = arrays("two_cameras"), policies("two_cameras")
     shown = observation(case, 0)
     lacking = {k: x for k, x in shown.items() if k != "observation.images.camera2"}
-    masked = {**shown, "image_mask": {"observation.images.camera2": False}}
+    masked = {**shown, "observation.images.camera2_padding_mask": np.array(False)}
     whole_chunk, without, hidden = (
         policy.infer(x, noise=case["noise"][0][0])["actions"] for x in (shown, lacking, masked)
     )
@@ -252,11 +255,17 @@ def edited(folder: Path, target: Path, **changes: Any) -> Path:
 EMPTY = {"observation.images.empty_camera_0": {"type": "VISUAL", "shape": [3, 480, 640]}}
 
 
-def test_empty_cameras_are_left_out(policies, folders, tmp_path):
-    folder = folders("two_cameras")
+def test_empty_cameras_need_not_come(policies, folders, tmp_path):
+    folder, policy = folders("two_cameras"), policies("two_cameras")
     inputs = json.loads((folder / "config.json").read_text())["input_features"] | EMPTY
-    other = edited(folder, tmp_path / "x", empty_cameras=1, input_features=inputs)
-    assert load_policy(other).processor == policies("two_cameras").processor
+    other = load_policy(edited(folder, tmp_path / "x", empty_cameras=1, input_features=inputs))
+    (robot,) = other.processor.embodiments
+    assert robot.cameras == (*policy.processor.embodiments[0].cameras, *EMPTY)
+    assert set(robot.absent) == set(robot.cameras)
+    case = arrays("two_cameras")
+    shown = observation(case, 0)
+    first, second = (x.infer(shown, noise=case["noise"][0][0]) for x in (policy, other))
+    np.testing.assert_array_equal(first["actions"], second["actions"])
 
 
 @pytest.mark.parametrize(
@@ -265,6 +274,7 @@ def test_empty_cameras_are_left_out(policies, folders, tmp_path):
         ({"resize_imgs_with_padding": None}, "only squares of one size"),
         ({"resize_imgs_with_padding": [64, 32]}, "only squares of one size"),
         ({"use_delta_joint_actions_aloha": True}, "use_delta_joint_actions_aloha"),
+        ({"adapt_to_pi_aloha": True}, "converts scaled joints"),
         ({"add_image_special_tokens": True, "empty_cameras": 1}, "empty_cameras"),
         ({"attention_mode": "both"}, "attention_mode"),
         ({"expert_depth": 3}, "unknown fields"),
@@ -296,7 +306,9 @@ def test_the_published_model_has_lerobots_tensors():
         jax.tree_util.keystr(path, simple=True, separator="/"): x.shape
         for path, x in jax.tree_util.tree_leaves_with_path(params)
     }
-    found = {name: x.shape for name, x in their_arrays(table(config.kinds), flat, "x").items()}
+    found = {
+        name: x.shape for name, x in their_arrays(table(len(config.crosses)), flat, "x").items()
+    }
     assert len(found) == 499
     vlm, text = "model.vlm_with_expert.vlm.model", "model.vlm_with_expert.vlm.model.text_model"
     own = "model.vlm_with_expert.lm_expert"
@@ -323,6 +335,14 @@ def test_the_published_model_has_lerobots_tensors():
     }
     assert {name: found.get(name) for name in wanted} == wanted
     assert config.tokens_per_image == 64
+
+
+def test_facts_of_published_models_need_no_files_and_no_name_leads_elsewhere(tmp_path):
+    told = checkpoint.SmolvlaFields()
+    assert checkpoint._vlm(tmp_path, told) == checkpoint.Vlm(15, 5, 64, 12)
+    for name in ("/etc/passwd", "../../x", "a/../../../b"):
+        found = checkpoint._vlm_folder(tmp_path, replace(told, vlm_model_name=name))
+        assert found.resolve().is_relative_to(tmp_path)
 
 
 def test_a_folder_is_recognised_by_its_type(folders):

@@ -30,7 +30,7 @@ SMALL = SmolvlaConfig(
     expert=replace(STACK, width=8),
     image_size=16,
     shuffle=2,
-    vocabulary=300,
+    vocabulary=304,
     image_tokens=(298, 299),
     state_dim=8,
     action_dim=8,
@@ -93,6 +93,7 @@ def batch(config: SmolvlaConfig, rows: list[int]) -> Any:
     return pack(cut, config.layout(prefix=64, samples=3, images=6, text=24))
 
 
+@pytest.mark.slow
 def test_a_sample_acts_as_alone_whatever_it_is_packed_with_and_adapters_can_be_folded():
     model = ADAPTED.build()
     params = random_parameters(model)
@@ -138,11 +139,11 @@ def test_patches_of_other_pictures_have_the_positions_of_their_corners():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"expert": replace(SMALL.expert, heads=4)}, "make them equal"),
-        ({"expert": replace(SMALL.expert, depth=1)}, "as many layers"),
-        ({"expert": replace(SMALL.expert, width=9)}, "an even width"),
-        ({"shuffle": 3}, "divide the side"),
-        ({"image_tokens": (1,)}, "two ids or none"),
+        ({"expert": replace(SMALL.expert, heads=4)}, "must be model.language's"),
+        ({"expert": replace(SMALL.expert, depth=1)}, "with fewer layers it must be 0"),
+        ({"expert": replace(SMALL.expert, width=9)}, "it must be even"),
+        ({"shuffle": 3}, "it must divide 2 patches"),
+        ({"image_tokens": (1,)}, "give two ids"),
         ({"image_size": 20}, "not a multiple of"),
         ({"self_attention_every": -1}, "self_attention_every"),
     ],
@@ -166,18 +167,18 @@ def _numbers(values: list[int]) -> list[bytes]:
 
 
 def test_a_tokenizer_is_rebuilt_from_gguf(tmp_path):
-    tokens = ["<|endoftext|>", "<|im_start|>", "a", "b", "1", "2", "ab", "\u010a"]
+    tokens = ["<|endoftext|>", "<|im_start|>", "a", "b", "1", "2", "ab", "12", "\u010a"]
     metadata = {
         "general.alignment": struct.pack("<II", 4, 32),
         "tokenizer.ggml.tokens": listed(tokens),
         "tokenizer.ggml.merges": listed(["a b", "1 2"]),
-        "tokenizer.ggml.token_type": listed([3, 3, 1, 1, 1, 1, 1, 1]),
+        "tokenizer.ggml.token_type": listed([3, 3, 1, 1, 1, 1, 1, 1, 1]),
     }
     entries = b"".join(text(name) + value for name, value in metadata.items())
     file = tmp_path / "model.gguf"
     file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, len(metadata)) + entries + b"tensors")
     found = rebuilt(file)
-    assert found.encode("ab12<image>\n").ids == [6, 4, 5, found.token_to_id("<image>"), 7]
+    assert found.encode("ab12<image>\n").ids == [6, 4, 5, found.token_to_id("<image>"), 8]
     assert found.get_vocab_size() == len(tokens) + len(ADDED)
     for wrong in (b"GGML", file.read_bytes()[:90], b""):
         file.write_bytes(wrong)
