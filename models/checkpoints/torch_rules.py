@@ -1,7 +1,11 @@
 """Rules for parts that PyTorch codes store alike: projections ([out, in], heads merged), norms, and
-the SigLIP towers and decoders of Hugging Face's transformers, one tensor per layer."""
+the SigLIP towers and decoders of Hugging Face's transformers, one tensor per layer; and
+torchvision's ResNet."""
+
+from collections.abc import Callable
 
 from models.checkpoints.rename import Rule
+from models.layers.vision.resnet import DEPTHS, ResnetConfig
 
 PLAIN, STACKED = ("o i -> i o", "o -> o"), ("o i -> l i o", "o -> l o")
 """Axes of a projection's kernel and bias."""
@@ -36,8 +40,8 @@ def attention(ours: str, theirs: str, names: tuple[str, ...]) -> tuple[Rule, ...
     return rules
 
 
-def siglip(tower: str, head: str) -> tuple[Rule, ...]:
-    """A vision tower, and the projection of its tokens."""
+def siglip(tower: str, head: str | None = None) -> tuple[Rule, ...]:
+    """A vision tower, and the projection of its tokens if it has one."""
     block = f"{tower}.encoder.layers.{{l}}"
     names = ("q_proj", "k_proj", "v_proj", "out_proj")
     patches = ("w c=3 p p' -> (p p' c) w", "w -> w")
@@ -50,14 +54,17 @@ def siglip(tower: str, head: str) -> tuple[Rule, ...]:
         *linear("vision/blocks/up", f"{block}.mlp.fc1", STACKED),
         *linear("vision/blocks/down", f"{block}.mlp.fc2", STACKED),
         *norm("vision/norm", f"{tower}.post_layernorm", "w -> w"),
-        *linear("vision/head", head),
+        *(() if head is None else linear("vision/head", head)),
     )
 
 
-def projections(ours: str, theirs: str) -> tuple[Rule, ...]:
-    """A decoder's projections; its heads are the axes n and, of keys and values, g."""
-    attention, mlp = f"{ours}/layers/attention", f"{ours}/layers/mlp"
-    layer = f"{theirs}.layers.{{l}}"
+def projections(
+    ours: str, theirs: str, stack: str = "layers", layers: str = "layers.{l}"
+) -> tuple[Rule, ...]:
+    """A decoder's projections; its heads are the axes n and, of keys and values, g. `stack`,
+    `layers`: names of some of its layers, ours and theirs."""
+    attention, mlp = f"{ours}/{stack}/attention", f"{ours}/{stack}/mlp"
+    layer = f"{theirs}.{layers}"
     return (
         Rule(f"{attention}/q/kernel", f"{layer}.self_attn.q_proj.weight", "(n d) w -> l w n d"),
         Rule(f"{attention}/k/kernel", f"{layer}.self_attn.k_proj.weight", "(g d) w -> l w g d"),
@@ -71,9 +78,75 @@ def projections(ours: str, theirs: str) -> tuple[Rule, ...]:
 
 def norms(ours: str, theirs: str) -> tuple[Rule, ...]:
     """A decoder's RMS norms."""
-    layers, layer = f"{ours}/layers", f"{theirs}.layers.{{l}}"
     return (
-        Rule(f"{layers}/norm1/scale", f"{layer}.input_layernorm.weight", "w -> l w"),
-        Rule(f"{layers}/norm2/scale", f"{layer}.post_attention_layernorm.weight", "w -> l w"),
+        *layer_norms(ours, theirs, "layers", "layers.{l}"),
         Rule(f"{ours}/norm/scale", f"{theirs}.norm.weight", "w -> w"),
     )
+
+
+def layer_norms(ours: str, theirs: str, stack: str, layers: str) -> tuple[Rule, ...]:
+    """The RMS norms of some of a decoder's layers."""
+    at, layer = f"{ours}/{stack}", f"{theirs}.{layers}"
+    return (
+        Rule(f"{at}/norm1/scale", f"{layer}.input_layernorm.weight", "w -> l w"),
+        Rule(f"{at}/norm2/scale", f"{layer}.post_attention_layernorm.weight", "w -> l w"),
+    )
+
+
+def resnet(
+    config: ResnetConfig,
+    ours: str,
+    theirs: str,
+    names: Callable[[str], str] = lambda name: name,
+    counted: bool = False,
+) -> tuple[Rule, ...]:
+    """Rules for a tower at `ours` and its tensors in torchvision's layout, whose names begin with
+    `theirs` ("model.backbone.").
+
+    Args:
+      names: their name of a part of the tower, "conv1", "bn1" or "layer1" to "layer4"; `SEQUENTIAL`
+        has those of a list of its children.
+      counted: the file has `num_batches_tracked` of norms "running".
+    """
+    depths, deep = DEPTHS[config.name]
+    pairs = [("conv1", "bn1", names("conv1"), names("bn1"))]
+    for stage, depth in enumerate(depths, 1):
+        for number in range(depth):
+            block, own = f"stages/{stage - 1}/{number}", f"{names(f'layer{stage}')}.{number}"
+            each = range(1, 4 if deep else 3)
+            pairs += [
+                (f"{block}/conv{i}", f"{block}/bn{i}", f"{own}.conv{i}", f"{own}.bn{i}")
+                for i in each
+            ]
+            if not number and (stage > 1 or deep):
+                short = f"{block}/short", f"{block}/short_bn"
+                pairs.append((*short, f"{own}.downsample.0", f"{own}.downsample.1"))
+    rules = []
+    for conv, norm, their_conv, their_norm in pairs:
+        kernel = f"{theirs}{their_conv}.weight"
+        rules.append(Rule(f"{ours}/{conv}/kernel", kernel, "o i h w -> h w i o"))
+        rules += [
+            Rule(f"{ours}/{norm}/{leaf}", f"{theirs}{their_norm}.{tensor}", axes)
+            for leaf, tensor, axes in _LEAVES[config.norm]
+            if counted or tensor != "num_batches_tracked"
+        ]
+    return tuple(rules)
+
+
+SEQUENTIAL = {
+    "conv1": "0",
+    "bn1": "1",
+    **{f"layer{stage}": str(stage + 3) for stage in range(1, 5)},
+}.__getitem__
+"""Names of the parts of a tower that is kept as a list of its children."""
+_AFFINE = (("scale", "weight", "c -> c"), ("bias", "bias", "c -> c"))
+_MOMENTS = (("mean", "running_mean", "c -> c"), ("variance", "running_var", "c -> c"))
+_LEAVES = {
+    "group": _AFFINE,
+    "running": (
+        *_AFFINE,
+        *((f"running/{leaf}", *rest) for leaf, *rest in _MOMENTS),
+        ("running/batches", "num_batches_tracked", "->"),
+    ),
+    "frozen": tuple((f"frozen/{leaf}", *rest) for leaf, *rest in (*_AFFINE, *_MOMENTS)),
+}

@@ -23,6 +23,8 @@ CONTROLS = ("executed", "committed")
 """Steps of the previous chunk that may come beside an observation: executed before it, and to be
 executed until the answer."""
 _TOKENS, _TOKEN_MASK = "tokenized_prompt", "tokenized_prompt_mask"
+_PADDING = "_padding_mask"
+"""End of the name of a camera's mask, as LeRobot's policies read it."""
 _UNREAD = {
     *("action", "actions", "token_ar_mask", "token_loss_mask"),
     *("timestamp", "frame_index", "episode_index", "index", "task_index"),
@@ -98,9 +100,10 @@ class Inputs:
         self, message: Mapping[str, Any], rows: Mapping[str, int] | None = None
     ) -> Observations:
         """The observations in a message: pictures uint8, or floats from 0 to 1, [(b,) h, w, 3] or
-        [(b,) 3, h, w]; optionally "image_mask" {camera: bool or [b]}; the state's numbers [(b,) n];
-        and a prompt, as text (or one for each row) or as "tokenized_prompt" [(b,) t] (with
-        "tokenized_prompt_mask", else zeros at its end are padding).
+        [(b,) 3, h, w]; optionally "image_mask" {camera: bool or [b]}, or CAMERA_padding_mask for
+        one; the state's numbers [(b,) n]; and a prompt, as text (or one for each row) or as
+        "tokenized_prompt" [(b,) t] (with "tokenized_prompt_mask", else zeros at its end are
+        padding).
 
         Args:
           rows: batch sizes, by name, of what else has a batch axis.
@@ -113,6 +116,8 @@ class Inputs:
         if not isinstance(masks, Mapping):
             raise ValueError(f"image_mask is {kind_of(masks)}; expected a map by camera.")
         masks, given = self._flat(masks), self._flat(message)
+        for name in [name for name in given if name.endswith(_PADDING)]:
+            masks[name.removesuffix(_PADDING)] = given.pop(name)
         names = {**self.further, **self.cameras}
         # in one piece, though it may come in parts
         whole = bool(self.state) and "state" in given and "state" not in self.state

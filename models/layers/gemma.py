@@ -111,10 +111,10 @@ class Prefix(nnx.Module):
 
     def __init__(self, config: GemmaConfig, compute: Compute, rngs: nnx.Rngs):
         self.compute, self.remat = compute, config.remat
-        self.layers = stack_layers(
+        self.layers: Any = stack_layers(
             lambda r: GemmaBlock(config, False, compute, r), config.depth, rngs
         )
-        self.norm = RMSNorm(config.width)
+        self.norm: Any = RMSNorm(config.width)
 
     @jax.named_scope("language")
     def __call__(
@@ -123,8 +123,10 @@ class Prefix(nnx.Module):
         segment: Int[Array, "r p"],
         position: Int[Array, "r p"],
         samples: int | None = None,
+        rank: Int[Array, "r p"] | None = None,
     ) -> Cache:
-        """Keys and values of every layer; `samples`: as in `attend`.
+        """Keys and values of every layer; `samples`: as in `attend`. With `rank`, a place does not
+        see those of a higher rank.
 
         Nothing reads the last layer's attention and FFN, so they are not computed. With several
         stages, the last stage computes them anyway, in the time that the others take for a layer.
@@ -133,18 +135,27 @@ class Prefix(nnx.Module):
         implementation = self.compute.attention
 
         def layer(
-            x: Array, weights: Any, segment: Array, position: Array
+            x: Array, weights: Any, segment: Array, position: Array, *rank: Array
         ) -> tuple[Array, tuple[Array, Array]]:
             block = nnx.merge(graph, weights)
             x = constrain(x, ROWS, "context")
             y = block.norm1(x)
             k, v = block.attention.keys_values(y, position)
             q = block.attention.queries(y, position)
-            seen = attend(q, k, v, segment, segment, implementation=implementation, samples=samples)
+            order = rank[0] if rank else None
+            seen = attend(
+                *(q, k, v, segment, segment),
+                q_position=order,
+                kv_position=order,
+                causal=order is not None,
+                implementation=implementation,
+                samples=samples,
+            )
             x = x + block.attention.out(seen.out)
             return x + block.mlp(block.norm2(x)), (k, v)
 
-        rows, unroll = (segment, position), self.compute.unroll
+        rows = (segment, position, *(() if rank is None else (rank,)))
+        unroll = self.compute.unroll
         if axis_size("stage") > 1:
             pipeline = self.compute.pipeline
             k, v = scan_layers(

@@ -6,14 +6,16 @@ pre-norm blocks, no pooling, a linear head. Optionally the prompt enters at the 
 alone needs thousands.
 """
 
+import math
 from dataclasses import dataclass
 from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.experimental.layout import Layout, with_layout_constraint
-from jaxtyping import Array, Float, Float32, UInt8
+from jaxtyping import Array, Float, Float32, Int, UInt8
 
 from models.attention.attention import attend_fully
 from models.files.bounds import LARGEST_DEPTH, check_size, check_sizes
@@ -74,13 +76,16 @@ class SiglipConfig:
 
 
 class Siglip(nnx.Module):
-    """Maps uint8 pictures to `out_width`-wide tokens, patches in row order."""
+    """Maps uint8 pictures to `out_width`-wide tokens, or to the tower's own if it is None; patches
+    in row order. Positions are learnt for pictures of `image_size`; a patch of another size has
+    the position of the place where its upper left corner lies in such a picture (NaViT, arXiv
+    2307.06304, as SmolVLM has it)."""
 
     def __init__(
         self,
         config: SiglipConfig,
         image_size: int,
-        out_width: int,
+        out_width: int | None,
         *,
         film_width: int | None,
         compute: Compute,
@@ -101,7 +106,8 @@ class Siglip(nnx.Module):
             self.film = nnx.Linear(film_width, 2 * width, dtype=dtype, rngs=rngs)
         self.blocks = stack_layers(lambda r: VitBlock(config, compute, r), config.depth, rngs)
         self.norm = LayerNorm(width, epsilon=1e-6, dtype=dtype, rngs=rngs)
-        self.head = nnx.Linear(width, out_width, dtype=dtype, rngs=rngs)
+        if out_width is not None:
+            self.head = nnx.Linear(width, out_width, dtype=dtype, rngs=rngs)
 
     @jax.named_scope("vision")
     def __call__(
@@ -123,13 +129,18 @@ class Siglip(nnx.Module):
         if text is not None:
             scale, shift = jnp.split(self.film(text)[:, None], 2, axis=-1)
             x = jax.nn.relu(x * (1 + scale) + shift)
-        x = x + self.position[...].astype(x.dtype)
+        position = self.position[...]
+        if x.shape[1] != len(position):
+            position = position[_places(x.shape[1], len(position))]
+        x = x + position.astype(x.dtype)
         if self.unroll:  # else XLA lays pictures innermost (no loop), and transposes every norm's x
             x = with_layout_constraint(x, Layout((0, 1, 2)))
         graph, weights = nnx.split(self.blocks)
         layer = lambda x, w: (nnx.merge(graph, w)(x), None)  # noqa: E731
         x, _ = scan_layers(layer, x, weights, self.remat, axes=axes, unroll=self.unroll)
-        return constrain(self.head(self.norm(x)), dividing(len(images), *ROWS))
+        x = self.norm(x)
+        x = self.head(x) if hasattr(self, "head") else x
+        return constrain(x, dividing(len(images), *ROWS))
 
 
 def _patches(pixels: Float[Array, "b h w 3"], edge: int) -> Float[Array, "b n d"]:
@@ -137,6 +148,13 @@ def _patches(pixels: Float[Array, "b h w 3"], edge: int) -> Float[Array, "b n d"
     b, h, w, _ = pixels.shape
     cut = pixels.reshape(b, h // edge, edge, w // edge, edge, 3).transpose(0, 1, 3, 2, 4, 5)
     return cut.reshape(b, -1, 3 * edge * edge)
+
+
+def _places(tokens: int, table: int) -> Int[np.ndarray, " n"]:
+    """The row of a table of positions for each patch of a square picture."""
+    side, known = math.isqrt(tokens), math.isqrt(table)
+    at = np.arange(side) * known // side
+    return (at[:, None] * known + at).reshape(-1)
 
 
 class VitBlock(nnx.Module):

@@ -22,10 +22,10 @@ from models.inputs.embodiment import Embodiment
 from models.inputs.packed_batch import Layout, PackedBatch, prefix_tokens
 from models.inputs.processor import Processor
 from models.inputs.tokenizer import TextTokenizer
-from models.layers.film import image_prompts
 from models.layers.functional import Functional, Params
 from models.layers.qwen.qwen3 import Qwen, QwenConfig
 from models.layers.siglip import Siglip, SiglipConfig
+from models.layers.vision.film import image_prompts
 from models.model import Stack
 from models.sharding import look_up
 
