@@ -269,7 +269,7 @@ class Policy:
 
     def sample_actions(
         self, requests: Sequence[Request], noise: Float[np.ndarray, "b h _a"] | None = None
-    ) -> Float[np.ndarray, "b h a"]:
+    ) -> Float[np.ndarray, "b t a"]:
         """Chunks in the robot's units, one for each request; see `infer` for the noise. A policy
         that predicts subtasks does so first for requests that have none."""
         check_noise(noise, len(requests))
@@ -604,7 +604,9 @@ class Policy:
             elif weights is not None:
                 weights = weights[:, None, :, None] * batch.action_mask
                 guidance = Guidance(batch.actions, weights, self.guidance)
-            return model.sample_actions(params, batch, noise[:, None], guidance=guidance)
+            chunks = model.sample_actions(params, batch, noise[:, None], guidance=guidance)
+            steps = model.config.answered
+            return chunks[:, :, steps.start : steps.stop]
 
         return sample
 

@@ -128,7 +128,7 @@ class RobotPolicy:
     @property
     def chunk(self) -> tuple[int, int]:
         """Steps and dims of an action chunk in the robot's units."""
-        return self.processor.horizon, len(self.embodiment.actions.offset)
+        return len(self.policy.model.config.answered), len(self.embodiment.actions.offset)
 
     def session(self, number: int, continues: bool) -> RobotSession:
         """See `Policy.session`."""
