@@ -235,7 +235,8 @@ class Policy:
     ) -> list[Request]:
         """Prepares one request for each row, so that rows of several callers can be answered in one
         batch (`sample_actions`). Takes what `infer` takes, or observations that are read already.
-        `keys` given beside a session replace the session's own.
+        `keys` given beside a session replace the session's own. Without a session, an observation
+        with no past begins an episode.
 
         Raises:
           ValueError: as `infer`.
@@ -253,6 +254,8 @@ class Policy:
             previous = [session.left(executed, committed)]
             observations = [session.observe(observations[0], session.after(executed))]
             keys = [session.key] if keys is None else keys
+        elif self.model.config.observed.ago:
+            observations = [x if x.past else self.session().observe(x, 0) for x in observations]
         samples, processor, robot = self._samples(observations), self._prepared(), self._robot
         if robot.relative and any(one.state is None for one in observations):
             processor.actions(np.zeros((1, len(robot.relative))), self.embodiment)
