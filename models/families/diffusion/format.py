@@ -172,7 +172,7 @@ def _config(found: LerobotPolicy[DiffusionFields]) -> DiffusionConfig:
     sampler: Any = told.noise_scheduler_type.lower()
     return DiffusionConfig(
         resnet=ResnetConfig(norm="group" if told.use_group_norm else "running", **parts["resnet"]),
-        unet=UnetConfig(remat="full" if told.gradient_checkpointing else "none", **parts["unet"]),
+        unet=UnetConfig(**parts["unet"]),
         noise=NoiseConfig(sampler=sampler, clip=clip, **parts["noise"]),
         cameras=max(1, len(shapes)),
         image_size=shapes[0] if shapes else 0,
@@ -206,20 +206,16 @@ def _prepares(path: Path, info: CheckpointInfo, config: Any) -> Processor:
 def _write(policy: Policy, folder: Path) -> None:
     config, processor = policy.model.config, policy.processor
     tower = config.resnet.norm != "frozen" and config.resnet.width == ResnetConfig().width
-    if processor is None or len(processor.embodiments) > 1 or not tower:
+    robots = () if processor is None else processor.embodiments
+    dims = [(len(x.state.offset), len(x.actions.offset)) for x in robots if not x.relative]
+    if dims != [(config.state_dim, config.action_dim)] or not tower:
         raise ValueError(
-            "LeRobot's diffusion policies act for one robot, with towers of width "
-            f"{ResnetConfig().width} that are not frozen; give --to chiliad."
+            "LeRobot's diffusion policies act for one robot, whose dims are all of the model's "
+            f"(here {dims} of {config.state_dim} and {config.action_dim}) and whose actions are "
+            f"not relative, with towers of width {ResnetConfig().width} that are not frozen; train "
+            "with the robot's own --model.state-dim and --model.action-dim, or give --to chiliad."
         )
-    (robot,) = processor.embodiments
-    dims = len(robot.state.offset), len(robot.actions.offset)
-    if dims != (config.state_dim, config.action_dim) or robot.relative:
-        raise ValueError(
-            f"LeRobot's diffusion policies have neither padding nor relative actions, but "
-            f"'{robot.name}' has {dims[0]} state and {dims[1]} action dims of "
-            f"{config.state_dim} and {config.action_dim}; train with --model.state-dim {dims[0]} "
-            f"--model.action-dim {dims[1]}, or give --to chiliad."
-        )
+    (robot,) = robots
     own = config.state_dim - config.environment
     state, around = (
         Normalizer(robot.state.offset[dims], robot.state.scale[dims])
@@ -261,11 +257,9 @@ def _write(policy: Policy, folder: Path) -> None:
 
 def _encoders(config: DiffusionConfig) -> dict[str, str]:
     """Our path of each picture encoder, with LeRobot's name."""
-    if not config.image_size:
-        return {}
-    if not config.separate:
-        return {"encoders/0": _ENCODER}
-    return {f"encoders/{i}": f"{_ENCODER}.{i}" for i in range(config.cameras)}
+    ends = [f".{i}" for i in range(config.cameras)] if config.separate else [""]
+    ends = ends if config.image_size else []
+    return {f"encoders/{i}": f"{_ENCODER}{end}" for i, end in enumerate(ends)}
 
 
 def _convolved(ours: str, theirs: str) -> list[Rule]:

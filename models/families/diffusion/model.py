@@ -80,13 +80,14 @@ class DiffusionConfig(ModelConfig, family="diffusion"):
     compute: Compute = field(default_factory=lambda: Compute(dtype="float32"))
 
     acting: ClassVar[tuple[str, ...]] = ("euler_steps", "action_steps")
-    state_input = "suffix"
+    state_input, tokens_per_image = "suffix", 1
 
     def __post_init__(self) -> None:
-        check_sizes("model", self, "state_dim", "action_dim", "horizon", "chunks", "observations")
+        check_sizes("model", self, "state_dim", "action_dim", "horizon", "chunks")
         check_sizes("model", self, "cameras", "keypoints")
         check_size("model.environment", self.environment, self.state_dim, least=0)
         check_size("model.euler_steps", self.euler_steps, self.noise.times)
+        check_size("model.observations", self.observations, self.horizon)
         check_size("model.action_steps", self.action_steps, self.horizon - self.observations + 1)
         levels = len(self.unet.widths)
         if self.horizon % 2**levels:
@@ -106,11 +107,6 @@ class DiffusionConfig(ModelConfig, family="diffusion"):
                 f"model.picture_scales are {len(self.picture_scales)} for {self.cameras} cameras; "
                 "give one for all, or one for each."
             )
-
-    @property
-    def tokens_per_image(self) -> int:
-        """A place for each picture, which nothing reads."""
-        return 1
 
     @property
     def observed(self) -> History:
@@ -151,11 +147,6 @@ class DiffusionConfig(ModelConfig, family="diffusion"):
     def with_rows_of(self, other: ModelConfig, foreign: str | None = None) -> "DiffusionConfig":
         """With the scales of pictures with which the policy to start from was trained."""
         return replace(self, picture_scales=getattr(other, "picture_scales", self.picture_scales))
-
-    def recomputing(self, remat: str) -> "DiffusionConfig":
-        """With the U-Net's blocks recomputed in backward, unless `remat` is "none"."""
-        unet = replace(self.unet, remat="none" if remat == "none" else "full")
-        return replace(self, unet=unet)
 
     def stacks(self, layout: Layout) -> tuple[Stack, ...]:
         """The U-Net's levels, each with two blocks down and two up."""
@@ -249,7 +240,7 @@ class Modules(nnx.Module):
         time: Int[Array, "r k c"],
         observed: Float[Array, "r k w"],
     ) -> Float[Array, "r k c h a"]:
-        """What the network tells of noised chunks, f32."""
+        """Predictions for noised chunks, f32."""
         given = jnp.broadcast_to(observed[:, :, None], (*time.shape, observed.shape[-1]))
         flat = noised.reshape(-1, *noised.shape[3:]), time.reshape(-1)
         return self.unet(*flat, given.reshape(-1, given.shape[-1])).reshape(noised.shape)

@@ -23,7 +23,7 @@ Target = Literal["epsilon", "sample"]
 
 @dataclass(frozen=True)
 class NoiseConfig:
-    """How chunks are noised in training and denoised in acting.
+    """Noise of training, and its removal in acting.
 
     `times`: T, steps of the noise in training. `betas`: the schedule of the variances that they
     add, from `beta_start` to `beta_end` where it has ends. `predicts`: what the network tells of a

@@ -8,14 +8,12 @@ never read, and the last block has 8 groups whatever the others have.
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
-
-from models.layers.recomputation import recomputes
 
 _LAST_GROUPS = 8
 
@@ -24,8 +22,7 @@ _LAST_GROUPS = 8
 class UnetConfig:
     """Sizes: `widths` of the levels, each half as long as the one before; `kernel` of convolutions
     along the chunk, `norm_groups` of a group norm, and `time_width` of the time's embedding.
-    `scales`: the condition scales features, else it only shifts them. `remat`: "full" computes each
-    block again for backward.
+    `scales`: the condition scales features, else it only shifts them.
 
     Raises:
       ValueError: a width does not divide into the groups, or a size has the wrong parity.
@@ -36,20 +33,16 @@ class UnetConfig:
     norm_groups: int = 8
     time_width: int = 128
     scales: bool = True
-    remat: Literal["none", "full"] = "none"
 
     def __post_init__(self) -> None:
         groups = self.norm_groups
         wrong = groups < 1 or any(width < 1 or width % groups for width in self.widths)
-        if wrong or not self.widths or self.widths[0] % _LAST_GROUPS:
+        wrong = wrong or not self.widths or self.widths[0] % _LAST_GROUPS != 0
+        if wrong or self.time_width < 4 or self.time_width % 2 or self.kernel % 2 != 1:
             raise ValueError(
-                f"unet.widths is {self.widths}; give multiples of norm_groups ({groups}), the "
-                f"first of {_LAST_GROUPS} too."
-            )
-        if self.time_width < 4 or self.time_width % 2 or self.kernel < 1 or not self.kernel % 2:
-            raise ValueError(
-                f"unet.time_width is {self.time_width} and kernel {self.kernel}; give an even "
-                "width of at least 4 and an odd kernel."
+                f"unet.widths is {self.widths}, time_width {self.time_width} and kernel "
+                f"{self.kernel}; give multiples of norm_groups ({groups}), the first of "
+                f"{_LAST_GROUPS} too, an even width of at least 4, and an odd kernel."
             )
 
 
@@ -92,7 +85,7 @@ class Unet(nnx.Module):
         time: Int[Array, " b"],
         condition: Float[Array, "b c"],
     ) -> Float[Array, "b h a"]:
-        """What the network tells of each chunk, f32.
+        """Predictions for the chunks, f32.
 
         Args:
           time: of the noise, from 0 on.
@@ -130,7 +123,7 @@ class _Block(nnx.Module):
         *,
         rngs: nnx.Rngs,
     ) -> None:
-        self.recomputed, self.scales = config.remat == "full", config.scales
+        self.scales = config.scales
         sizes = config.kernel, config.norm_groups, dtype, rngs
         self.conv1, self.conv2 = (_Convolved(width, outer, *sizes) for width in (inner, outer))
         self.film = nnx.Linear(condition, (1 + self.scales) * outer, dtype=dtype, rngs=rngs)
@@ -140,11 +133,6 @@ class _Block(nnx.Module):
     def __call__(
         self, x: Float[Array, "b h _i"], given: Float[Array, "b c"]
     ) -> Float[Array, "b h _o"]:
-        if self.recomputed and recomputes():
-            return nnx.remat(_Block._computed)(self, x, given)
-        return self._computed(x, given)
-
-    def _computed(self, x: Array, given: Array) -> Array:
         y, told = self.conv1(x), self.film(given)[:, None]
         if self.scales:
             scale, told = jnp.split(told, 2, axis=-1)

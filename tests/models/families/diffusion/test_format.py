@@ -77,6 +77,8 @@ def test_raw_observations_give_the_robots_actions(name, policy):
                 session.observe(policy.inputs.read(raw(case, step)).rows[0], step)
     found = np.stack(found[: len(case["actions"])])
     np.testing.assert_allclose(found, case["actions"], rtol=0, atol=2e-5)
+    alone = acting.infer(raw(case, 0), case["noise/start"][0])["actions"]
+    np.testing.assert_array_equal(alone, found[:count])
 
 
 def batch_of(policy, name, rows, masked):
@@ -221,5 +223,5 @@ def test_a_file_that_says_what_is_not_supported_is_refused(small, tmp_path, chan
 def test_a_policy_that_lerobot_cannot_hold_is_not_written(small, tmp_path):
     policy = load_policy(small)
     wide = replace(policy, model=policy.model.config.changed(state_dim=9).build())
-    with pytest.raises(ValueError, match=r"7 state and 2 action dims of 9 and 2; train with --mod"):
+    with pytest.raises(ValueError, match=r"\(7, 2\)\] of 9 and 2.*the robot's own --mod"):
         writers("diffusion")["lerobot"](wide, tmp_path / "out")
