@@ -123,9 +123,9 @@ class Feed:
 
     `cameras` are the dataset's own names in the order of the embodiment's cameras, None where the
     dataset lacks one. State and action are the named columns, end to end. Step k of an action chunk
-    is the action `ahead[k]` frames after the observation; a step takes `step` frames. `transform`
-    changes states and actions, a whole batch at a time, in the dataset's units and before any
-    scaling.
+    is the action `ahead[k]` frames after the observation, or before it if that is negative; a step
+    takes `step` frames. `transform` changes states and actions, a whole batch at a time, in the
+    dataset's units and before any scaling.
     """
 
     frames: Frames

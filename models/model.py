@@ -65,7 +65,7 @@ class ModelConfig(ABC):
     - `image_size`: of its pictures in pixels, the side of a square or height and width, and
       `tokens_per_image`, prefix places that one fills, at least 1. A model that reads pictures of
       several sizes gives `pictures` instead.
-    - `observed`: past observations that it reads; a `RobotSession` keeps them in acting.
+    - `observed`: past observations that it reads.
 
     - `vocabulary`: of token ids; 0, the model reads no language.
     - `euler_steps`: steps of its sampler, with any solver.
@@ -77,6 +77,8 @@ class ModelConfig(ABC):
     - `solver`: of a flow model, which gives it to `flow.sample`; Euler steps without.
     - `compute`: dtype and kernels. Families that have it as a field can be quantised, planned in
       other precisions and run on stages.
+    - `answered`: steps of a chunk that its policy answers with, the present one first. Chunks of a
+      family that answers from a later step on begin as many steps before the present.
     - `acting`: names of fields that `load_policy` may change, because they only say how it acts.
     - `renamed`: earlier names of fields, by which saved configs and options still give them.
 
@@ -111,7 +113,6 @@ class ModelConfig(ABC):
     horizon: int
 
     image_size: Size = 0
-    observed: History = NOW
     vocabulary: int = 0
     euler_steps: int = 0
     state_input: StateInput = "none"
@@ -137,6 +138,16 @@ class ModelConfig(ABC):
     def tokens_per_image(self) -> int:
         """Prefix places that one image fills."""
         return 0
+
+    @property
+    def observed(self) -> History:
+        """Past observations that it reads; a `RobotSession` keeps them in acting."""
+        return NOW
+
+    @property
+    def answered(self) -> range:
+        """Steps of a chunk that are answered, the first of which is the present one."""
+        return range(self.horizon)
 
     @property
     def pictures(self) -> tuple[ImageSlots, ...]:

@@ -235,7 +235,8 @@ class Policy:
     ) -> list[Request]:
         """Prepares one request for each row, so that rows of several callers can be answered in one
         batch (`sample_actions`). Takes what `infer` takes, or observations that are read already.
-        `keys` given beside a session replace the session's own.
+        `keys` given beside a session replace the session's own. Without a session, an observation
+        with no past begins an episode.
 
         Raises:
           ValueError: as `infer`.
@@ -253,6 +254,8 @@ class Policy:
             previous = [session.left(executed, committed)]
             observations = [session.observe(observations[0], session.after(executed))]
             keys = [session.key] if keys is None else keys
+        elif self.model.config.observed.ago:
+            observations = [x if x.past else self.session().observe(x, 0) for x in observations]
         samples, processor, robot = self._samples(observations), self._prepared(), self._robot
         if robot.measured and any(one.state is None for one in observations):
             processor.actions(np.zeros((1, len(robot.actions.offset))), self.embodiment)
@@ -269,7 +272,7 @@ class Policy:
 
     def sample_actions(
         self, requests: Sequence[Request], noise: Float[np.ndarray, "b h _a"] | None = None
-    ) -> Float[np.ndarray, "b _steps a"]:
+    ) -> Float[np.ndarray, "b t a"]:
         """Chunks in the robot's units, one for each request; see `infer` for the noise. A policy
         that predicts subtasks does so first for requests that have none."""
         check_noise(noise, len(requests))
@@ -608,7 +611,9 @@ class Policy:
             elif weights is not None:
                 weights = weights[:, None, :, None] * batch.action_mask
                 guidance = Guidance(batch.actions, weights, self.guidance)
-            return model.sample_actions(params, batch, noise[:, None], guidance=guidance)
+            chunks = model.sample_actions(params, batch, noise[:, None], guidance=guidance)
+            steps = model.config.answered
+            return chunks[:, :, steps.start : steps.stop]
 
         return sample
 

@@ -129,7 +129,7 @@ class RobotPolicy:
     def chunk(self) -> tuple[int, int]:
         """Steps and dims of an action chunk in the robot's units."""
         own = self.embodiment.own
-        steps = self.processor.horizon if own is None else own.steps
+        steps = len(self.policy.model.config.answered) if own is None else own.steps
         return steps, len(self.embodiment.actions.offset)
 
     def session(self, number: int, continues: bool) -> RobotSession:

@@ -21,8 +21,8 @@ ENTRY_POINTS = "chiliad.suites"
 
 def load_suite(name: str) -> Suite:
     """A suite by name: one of ours (`tabletop`, `tabletop-lift`, `arm-lift`, `metaworld`,
-    `libero_spatial`, `gym:CartPole-v1`, …), `path/to/file.py:NAME`, or an entry point of an
-    installed package.
+    `libero_spatial`, `pusht`, `gym:CartPole-v1`, …), `path/to/file.py:NAME`, or an entry point of
+    an installed package.
 
     Raises:
       ValueError: there is no suite of that name, or the object of that name is not a `Suite`.
@@ -46,7 +46,7 @@ def _installed(name: str) -> Suite:
         raise ValueError(
             f"Unknown suite '{name}'; choose tabletop or tabletop_varied, arm (or one of their "
             f"tasks: tabletop-lift), metaworld, libero_spatial (_object, _goal, _10, _90, …), "
-            f"gym:ID of a gymnasium environment{theirs}, or give "
+            f"pusht, gym:ID of a gymnasium environment{theirs}, or give "
             f"path/to/file.py:NAME of a Suite of yours."
         )
     if len(named) > 1:
@@ -185,6 +185,14 @@ def _gym(name: str) -> Suite:
     return suite(environment)
 
 
+def _pusht(name: str) -> Suite:
+    if name != "pusht":
+        raise ValueError(f"Unknown suite '{name}'; give pusht.")
+    from sim.benchmarks.gym import pusht
+
+    return pusht()
+
+
 def _libero(name: str) -> Suite:
     from sim.benchmarks.libero import suite
 
@@ -197,5 +205,6 @@ _FAMILIES: dict[str, Callable[[str], Suite]] = {
     "metaworld": _metaworld,
     "libero": _libero,
     "gym": _gym,
+    "pusht": _pusht,
 }
 """Families by the start of a name, up to the first of "-_:"; each imports only what it needs."""

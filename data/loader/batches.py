@@ -136,7 +136,7 @@ class Batches:
         steps = frame[:, None] + np.array(feed.ahead)
         rows = start[:, 0] + frame
         states, lost = self._columns(feed, feed.state, rows)
-        chunks, cut = self._columns(feed, feed.actions, start + np.minimum(steps, length - 1))
+        chunks, cut = self._columns(feed, feed.actions, start + np.clip(steps, 0, length - 1))
         shown = shown_cameras(feed, episode)
         observed, past_states = self.processor.observed, None
         at, past_mask = observed.frames(observed.state, frame, feed.step)
@@ -158,7 +158,7 @@ class Batches:
             shown,
             embodiment=feed.embodiment,
             actions=chunks,
-            valid=(steps < length) & ~lost[:, None],
+            valid=(steps >= 0) & (steps < length) & ~lost[:, None],
             subtasks=self._subtasks(source, feed, rows),
             past_state=past_states,
         )

@@ -252,8 +252,8 @@ def _check(feed: Feed, processor: Processor) -> None:
             f"{frames.name}: it has no column {', '.join(absent)}, only "
             f"{', '.join(frames.stats)}; name others in the feed."
         )
-    if len(feed.ahead) != processor.horizon or min(feed.ahead) < 0:
+    if len(feed.ahead) != processor.horizon:
         raise ValueError(
             f"{frames.name}: the feed's action steps lie {list(feed.ahead)} frames ahead; give "
-            f"{processor.horizon} numbers, none negative."
+            f"{processor.horizon} numbers."
         )

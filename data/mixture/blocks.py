@@ -14,8 +14,8 @@ _ROWS = 1 << 18
 
 
 class Block(NamedTuple):
-    """A processor's input for some frames: `valid` is false past the episode's end, where
-    chunks repeat its last action."""
+    """A processor's input for some frames: `valid` is false outside of the episode,
+    where chunks repeat its first or last action."""
 
     state: Float[np.ndarray, "n s"]
     chunk: Float[np.ndarray, "n h a"]
@@ -29,15 +29,19 @@ def read_blocks(
     episodes: Sequence[Int64[np.ndarray, " _e"]],
     steps: int | None = None,
 ) -> Iterator[Block]:
-    """The frames of these episodes of each feed. If `steps` is given, chunks have only their first
-    `steps` steps, unless the feed has a transform.
+    """The frames of these episodes of each feed. If `steps` is given, chunks have only
+    `steps` steps, from the present one on.
 
     Raises:
       DatasetError: a column is damaged.
     """
     for feed, chosen in zip(feeds, episodes, strict=True):
         frames = feed.frames
-        ahead = np.array(feed.ahead if steps is None or feed.transform else feed.ahead[:steps])
+        ahead, kept = np.array(feed.ahead), slice(None)
+        if steps is not None:
+            present = int(np.argmax(ahead >= 0))
+            kept = slice(present, present + steps)
+        ahead = ahead if feed.transform else ahead[kept]
         starts, ends = frames.starts[chosen], frames.starts[chosen] + frames.lengths[chosen]
         total = int((ends - starts).sum())
         before = np.cumsum(ends - starts) - (ends - starts)
@@ -48,12 +52,13 @@ def read_blocks(
             frame = place - before[own]
             rows = starts[own] + frame
             wanted = rows[:, None] + ahead
-            valid = wanted < ends[own, None]
-            wanted = np.minimum(wanted, ends[own, None] - 1)
+            valid = (wanted >= starts[own, None]) & (wanted < ends[own, None])
+            wanted = np.clip(wanted, starts[own, None], ends[own, None] - 1)
             state = _columns(feed, feed.state, rows)
             chunk = _columns(feed, feed.actions, wanted)
             if feed.transform is not None:
                 state, chunk = feed.transform(state, chunk)
+                chunk, valid = chunk[:, kept], valid[:, kept]
             yield Block(state, chunk, valid, chosen[own], frame)
 
 

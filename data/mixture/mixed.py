@@ -60,6 +60,7 @@ def mix(
     state_scaling: Scaling = "quantile",
     action_scaling: Scaling = "quantile",
     kept: Mapping[str, Scales] | None = None,
+    before: int = 0,
 ) -> Mixed:
     """Makes a mixture ready for planning and loading.
 
@@ -71,13 +72,14 @@ def mix(
       cache: folder that keeps computed statistics.
       state_scaling, action_scaling: for robots whose settings do not give them.
       kept: every robot's scales by its name, instead of scales from its datasets.
+      before: as `resolve`.
 
     Raises:
       ValueError, FileNotFoundError: as `resolve`; or a dataset has too few episodes to hold any
         out; or the datasets of one robot differ in their dims from each other or from its kept
         scales.
     """
-    robots, readings = resolve(mixture, [Known.of(shown) for shown in frames], horizon)
+    robots, readings = resolve(mixture, [Known.of(shown) for shown in frames], horizon, before)
     feeds = tuple(map(_feed, mixture.datasets, frames, readings))
     weights = tuple(
         sample_weights(config, shown.lengths, reading.episodes, stored_column(shown))

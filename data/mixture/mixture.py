@@ -202,13 +202,14 @@ class Reading(NamedTuple):
 
 
 def resolve(
-    mixture: Mixture, known: Sequence[Known], horizon: int
+    mixture: Mixture, known: Sequence[Known], horizon: int, before: int = 0
 ) -> tuple[tuple[RobotConfig, ...], tuple[Reading, ...]]:
     """The robots, with their cameras, and how each dataset is read; reads no frames.
 
     Args:
       known: metadata of each dataset, in the mixture's order.
       horizon: steps of an action chunk.
+      before: steps before the present one with which a chunk begins.
 
     Raises:
       ValueError: settings and datasets do not fit together; names the dataset and the field.
@@ -221,7 +222,7 @@ def resolve(
     robots = _robots(mixture, known)
     numbers = {name: number for number, name in enumerate(robots)}
     readings = [
-        _reading(config, dataset, robots[name], numbers[name], horizon)
+        _reading(config, dataset, robots[name], numbers[name], horizon, before)
         for config, dataset, name in zip(
             mixture.datasets, known, _names(mixture, known), strict=True
         )
@@ -292,7 +293,12 @@ def _require_names(robot: RobotConfig) -> None:
 
 
 def _reading(
-    config: DatasetConfig, known: Known, robot: RobotConfig, number: int, horizon: int
+    config: DatasetConfig,
+    known: Known,
+    robot: RobotConfig,
+    number: int,
+    horizon: int,
+    before: int,
 ) -> Reading:
     if remedy := wrong_weight(config.weight):
         raise ValueError(
@@ -319,10 +325,15 @@ def _reading(
         )
     step = 1.0 if robot.seconds is None else robot.seconds / horizon * known.fps
     increments = _by_column(config, known, robot)
+    if before and increments and step != 1:
+        raise ValueError(
+            f"embodiment '{robot.name}' has increments and 'seconds', but the model's chunks begin "
+            "before the present, where increments are not summed; leave out 'seconds'."
+        )
     return Reading(
         embodiment=number,
         cameras=_cameras(config, known, robot),
-        ahead=tuple(int(np.floor(k * step + 0.5)) for k in range(horizon)),
+        ahead=tuple(int(np.floor(k * step + 0.5)) for k in range(-before, horizon - before)),
         episodes=_chosen(config, known),
         prompts=read_wordings(config.prompts, config.prompt, known.prompts),
         increments=increments if step != 1 else {},

@@ -435,6 +435,25 @@ def image_segments(batch: PackedBatch, tokens: Sequence[int]) -> Int[Array, "r a
     return owner.at[row, past].max(owner[:, :, None], mode="drop")
 
 
+def pictures_by_sample(
+    batch: PackedBatch, cameras: int
+) -> tuple[Shaped[Array, "r k c t height width 3"], Bool[Array, "r k c t"]]:
+    """Pictures of each sample by camera and observation, the oldest first, and which there are, for
+    a model whose pictures have one size and fill one place."""
+    owner, camera = image_segments(batch, [1]), batch.image_camera
+    now = jnp.ones_like(owner, bool) if batch.image_age is None else batch.image_age == 0
+    own = owner[:, None] == jnp.arange(1, batch.state.shape[1] + 1)[:, None]
+    shows = now[:, None] & (camera[:, None] == jnp.arange(cameras)[:, None])
+    found = own[:, :, None] & shows[:, None]
+    slot, there = found.argmax(-1)[..., None], found.any(-1)[..., None]
+    if batch.image_past is not None:
+        past = jax.vmap(lambda past, at: past[at])(batch.image_past, slot[..., 0])[..., ::-1]
+        slot = jnp.concatenate([jnp.maximum(past, 0), slot], axis=-1)
+        there = jnp.concatenate([there & (past >= 0), there], axis=-1)
+    images = jnp.concatenate([batch.images, *batch.more_images], axis=1)
+    return jax.vmap(lambda shown, at: shown[at])(images, slot), there
+
+
 def _members(batch: PackedBatch) -> list[tuple[str, Any]]:
     return [(field.name, getattr(batch, field.name)) for field in fields(batch)]
 

@@ -56,7 +56,8 @@ class Processor:
     `black_absent`: an absent camera is seen as a black picture (openpi's π0-FAST), else it costs
     nothing. With `targets`, samples also carry their action chunk as
     tokens. With `subtask_limit`, a policy predicts what to do next, in up to that many tokens,
-    before it acts. `observed`: what is read of the past.
+    before it acts. `observed`: what is read of the past. `held`: steps of a chunk outside of the
+    episode show its nearest action (as LeRobot's do), else zeros.
 
     Raises:
       ValueError: a size is out of bounds, there are no embodiments, two share a name, one has more
@@ -76,6 +77,7 @@ class Processor:
     targets: ActionTokens | None = None
     subtask_limit: int = 0
     observed: History = NOW
+    held: bool = False
 
     def __post_init__(self) -> None:
         check_size("state_dim", self.state_dim, LARGEST_DIMS)
@@ -303,7 +305,7 @@ class Processor:
         one = self.columns(
             [prompt],
             np.asarray(state)[None],
-            np.array([[image is not None for image in images]]),
+            np.array([[image is not None for image in images]], bool),
             embodiment=embodiment,
             actions=None if actions is None else actions[None],
             valid=None if valid is None else valid[None],
@@ -496,7 +498,8 @@ class Processor:
             steps = learned.shape[1]
             chunk[:, :steps, :dims] = learned
             mask[:, :steps, :dims] = True if valid is None else valid[:, :steps, None]
-            chunk[~mask] = 0
+            if not self.held:
+                chunk[~mask] = 0
         return padded, chunk, mask
 
     def actions(

@@ -40,9 +40,10 @@ class BatchNorm(nnx.Module):
 
     In training, mean and variance are those of the values that are present in the batch, on
     whichever devices they lie; under accumulation, in the micro-batch. The running statistics take
-    the sums over all micro-batches: they become `DECAY · running + (1 − DECAY) · batch`. They
-    depend neither on the number of devices nor, in layers that follow no other BatchNorm, on that
-    of micro-batches; later layers see what their micro-batch's statistics made of their inputs.
+    the sums over all micro-batches: they become `DECAY · running + (1 − DECAY) · batch`, with the
+    batch's unbiased variance, as PyTorch's. They depend neither on the number of devices nor, in
+    layers that follow no other BatchNorm, on that of micro-batches; later layers see what their
+    micro-batch's statistics made of their inputs.
     """
 
     def __init__(self, width: int):
@@ -121,10 +122,12 @@ def advance(updated: Any, params: Any, gradients: Any) -> Any:
         if not _is_statistics(new):
             return new
         running, added = ChannelStatistics(**old), ChannelStatistics(**sums)
-        seen = added.batches > 0
+        seen, count = added.batches > 0, added.batches[..., None]
+        mean, variance = _moments(added, running)
+        batch = mean, variance * count / jnp.maximum(count - 1, 1)
         mean, variance = (
             jnp.where(seen[..., None], DECAY * x + (1 - DECAY) * y, x)
-            for x, y in zip(running, _moments(added, running), strict=False)
+            for x, y in zip(running, batch, strict=False)
         )
         return ChannelStatistics(mean, variance, running.batches + seen)._asdict()
 

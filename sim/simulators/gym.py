@@ -27,6 +27,7 @@ class Simulator:
       prompts: wordings of the task.
       max_steps: longest episode; None: as registered, else 1000.
       arguments: arguments of the environment's constructor.
+      cameras: names of cameras by the keys of their pictures, where they are not the usual ones.
     """
 
     def __init__(
@@ -36,13 +37,14 @@ class Simulator:
         prompts: Sequence[str],
         max_steps: int | None = None,
         arguments: dict[str, Any] | None = None,
+        cameras: dict[str, str] | None = None,
     ) -> None:
         (environment,) = tasks
         made: dict[str, Any] = {"disable_env_checker": True, **(arguments or {})}
         if max_steps is not None:
             made["max_episode_steps"] = max_steps
         self.env = gymnasium.make(environment, **made)
-        self.size = size
+        self.size, self.cameras = size, cameras or {}
         self.prompts = list(prompts)
         self.environment = environment
         parts = dict(_parts(self.env.observation_space))
@@ -67,7 +69,7 @@ class Simulator:
         return {
             "name": f"gym:{self.environment}",
             "tasks": [self.environment],
-            "cameras": [f"observation.images.{name}" for name in cameras],
+            "cameras": [self.cameras.get(x, f"observation.images.{x}") for x in cameras],
             "picture": [self.size, self.size],
             "state_names": [
                 f"{'.'.join(path) or 'state'}_{i}"

@@ -105,7 +105,7 @@ def test_statistics_are_those_of_all_present_samples_of_each_step(alone):
         made = shown(i)
         states = made.state[made.weight > 0].astype(np.float64)
         mean = DECAY * mean + (1 - DECAY) * states.mean(0)
-        variance = DECAY * variance + (1 - DECAY) * states.var(0)
+        variance = DECAY * variance + (1 - DECAY) * states.var(0, ddof=1)
     found = alone[0].params["seen"]["running"]
     close(found, {"mean": mean, "variance": variance, "batches": 6.0}, rtol=1e-5)
     equal(alone[0].params["hidden"]["running"]["batches"], 6.0)

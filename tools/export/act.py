@@ -116,7 +116,8 @@ class Act:
     @property
     def outputs(self) -> Specs:
         """Arrays that one call returns."""
-        shape = self.batch, self.processor.horizon, len(self.robot.actions.offset)
+        steps = len(self.policy.model.config.answered)
+        shape = self.batch, steps, len(self.robot.actions.offset)
         return {"actions": jax.ShapeDtypeStruct(shape, np.dtype(np.float32))}
 
     @cached_property
@@ -141,7 +142,8 @@ class Act:
         model, noise = bind_processor(self.policy.model, self.processor), inputs["noise"][:, None]
         with compiling_for("any"):
             chunk = model.sample_actions(params, batch, noise)[:, 0]
-        return self._acted(chunk, inputs["state"])
+        steps = model.config.answered
+        return self._acted(chunk[:, steps.start : steps.stop], inputs["state"])
 
     def _batch(
         self, state: Any, noise: Any, tokens: Any = None, length: Any = 1, **pictures: Any

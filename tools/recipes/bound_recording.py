@@ -111,6 +111,8 @@ def bound(policy: Policy, settings: DatasetConfig, dataset: Dataset) -> BoundRec
     )
     _check_cameras(settings, dataset, robot)
     _, (reading,) = resolve(mixture, [known(dataset)], processor.horizon)
+    steps = len(policy.model.config.answered)
+    reading = reading._replace(ahead=reading.ahead[:steps])
     found = BoundRecording(replace(policy, embodiment=index), dataset, settings, reading)
     _check_dims(found)
     return found

@@ -100,7 +100,9 @@ class Condition:
                 "observe again before its last answer arrives; give a delay of 0 to "
                 "replan_steps."
             )
-        horizon = policy.model.config.horizon if isinstance(policy, Policy) else policy.horizon
+        horizon: int | None = (
+            len(policy.model.config.answered) if isinstance(policy, Policy) else policy.horizon
+        )
         if horizon is not None and replan_steps + delay > horizon:
             raise ValueError(_too_short(horizon, replan_steps, delay))
         if not isinstance(policy, Policy):
@@ -375,9 +377,10 @@ class ActingInEpisodes:
     """A robot's policy as evaluation calls it (`sim.acting.Policy`), with a session for each
     episode.
 
-    It is asked for a chunk every `replan_steps` steps. With a `delay`, a chunk comes so many steps
-    after its observation: it begins with the actions of the previous one that the robot executes
-    meanwhile, and continues it as the policy does; an episode's first chunk is waited for.
+    It is asked for a chunk every `replan_steps` steps, or when one ends. With a `delay`, a chunk
+    comes so many steps after its observation: it begins with the actions of the previous one that
+    the robot executes meanwhile, and continues it as the policy does; an episode's first chunk is
+    waited for.
 
     Attributes:
       steps: how many steps to execute before the next call; `replan_steps`, or 1 if the policy
@@ -402,7 +405,7 @@ class ActingInEpisodes:
         since = [step - one.begun for one, step in zip(sessions, steps, strict=True)]
         asking = []
         for i, session in enumerate(sessions):
-            if session.chunk is None or since[i] >= self._replan_steps:
+            if session.chunk is None or since[i] >= min(self._replan_steps, len(session.chunk)):
                 asking.append(i)
             else:
                 assert isinstance(self._robot, RobotPolicy)

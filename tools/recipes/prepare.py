@@ -141,7 +141,8 @@ def prepare(
     datasets = [open_own(dataset, console) for dataset in mixture.datasets]
     held = [known(dataset) for dataset in datasets]
     mixture = _with_cameras(mixture, held, config)
-    robots, readings = resolve(mixture, held, config.model.horizon)
+    before = config.model.answered.start
+    robots, readings = resolve(mixture, held, config.model.horizon, before)
     state, action = config.data.state_scaling, config.data.action_scaling
     scalings = {
         robot.name: Scalings(robot.state_scaling or state, robot.action_scaling or action)
@@ -175,6 +176,7 @@ def prepare(
             state_scaling=state,
             action_scaling=action,
             kept=kept,
+            before=before,
         )
     if statistics is not None:
         show_outside(mixed, scalings, statistics, console)

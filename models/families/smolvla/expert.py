@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 from models.attention.attention import attend, attend_locally, merge
 from models.layers.gemma import Cache, GemmaAttention, GemmaConfig, Prefix
 from models.layers.layers import Compute, Dense
-from models.layers.qwen3 import QwenNorm, SwiGLU
+from models.layers.qwen.qwen3 import QwenNorm, SwiGLU
 from models.layers.stack import scan_layers, stack_layers
 from models.sharding import ROWS, constrain, dividing
 

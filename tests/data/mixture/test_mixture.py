@@ -94,7 +94,11 @@ def test_the_same_seconds_at_another_fps_cover_the_same_time():
     assert third.ahead == (0, 1, 2, 2), "0, 0.75, 1.5 and 2.25 frames"
     with pytest.raises(ValueError, match=r"'arm': its datasets have 10, 50 fps.*'seconds'"):
         mix(pair(ARM), [A, B], 4)
-    assert mix(pair(ARM, fps=10.0), [A, B], 4).feeds[1].ahead == (0, 1, 2, 3)
+    made = mix(pair(ARM, fps=10.0), [A, B], 4)
+    assert made.feeds[1].ahead == (0, 1, 2, 3)
+    begun = mix(pair(ARM, fps=10.0), [A, B], 4, before=1)
+    assert begun.feeds[1].ahead == (-1, 0, 1, 2)
+    assert begun.embodiments == made.embodiments, "statistics are of present actions"
 
 
 def test_increments_are_summed_over_a_step_and_other_dims_are_picked():

@@ -72,9 +72,11 @@ def test_training_normalises_and_advances_as_flax_does_over_what_is_present():
     for name in ("scale", "bias"):
         np.testing.assert_allclose(slopes[name], wanted[name][...], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(x_slope, x_wanted, rtol=1e-4, atol=1e-5)
-    moved = advance(PARAMS, PARAMS, slopes)
+    moved = advance(PARAMS, PARAMS, slopes)  # with PyTorch's unbiased variance
     np.testing.assert_allclose(moved["running"]["mean"], seen["mean"][...], rtol=1e-5)
-    np.testing.assert_allclose(moved["running"]["variance"], seen["var"][...], rtol=1e-5)
+    count, kept = PRESENT.sum() * 20, DECAY * PARAMS["running"]["variance"]
+    unbiased = kept + (seen["var"][...] - kept) * count / (count - 1)
+    np.testing.assert_allclose(moved["running"]["variance"], unbiased, rtol=1e-5)
     assert moved["running"]["batches"] == 8
     np.testing.assert_array_equal(moved["scale"], PARAMS["scale"])
 
@@ -137,7 +139,8 @@ def test_stacked_layers_each_have_statistics_of_their_own():
     moved = advance(params, params, {**params, "running": scanned})["running"]
     shown = X[PRESENT].reshape(-1, 3)
     np.testing.assert_allclose(moved["mean"][0], (1 - DECAY) * shown.mean(0), rtol=1e-5)
-    np.testing.assert_allclose(moved["variance"][1], np.ones(3), rtol=1e-5)
+    unbiased = DECAY + (1 - DECAY) / (1 - 1 / len(shown))
+    np.testing.assert_allclose(moved["variance"][1], np.full(3, unbiased), rtol=1e-5)
     np.testing.assert_array_equal(moved["batches"], [1, 1])
 
 

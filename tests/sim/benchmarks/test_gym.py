@@ -1,5 +1,6 @@
 """Gymnasium environments behind `Slots`."""
 
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -162,3 +163,24 @@ def test_pictures_are_averaged_over_areas(python):
 )
 def test_an_id_is_worded(environment, words):
     assert _words(environment) == words
+
+
+@pytest.mark.slow
+def test_pusht_is_seen_as_lerobots_dataset_has_it(python):
+    known = subprocess.run([python, "-c", "import gym_pusht"], capture_output=True)
+    if known.returncode:
+        pytest.skip("gym-pusht is not installed")
+    pusht = load_suite("pusht")
+    with pusht.open(pusht.tasks, 1, 96) as slots:
+        assert slots.spec.cameras == ("observation.image",)
+        assert slots.spec.prompts == (("Push the T-shaped block onto the T-shaped target.",),)
+        assert (slots.spec.fps, slots.spec.max_steps) == (10, 300)
+        assert (len(slots.spec.state_names), len(slots.spec.action_names)) == (2, 2)
+        start = Start(pusht.tasks[0], pusht.first_seed)
+        first, last = acted(slots, start, np.full((300, 2), 256.0))
+    assert first.observation.images.shape == (1, 96, 96, 3)
+    assert (first.observation.state > 20).all(), "pixels of the board"
+    np.testing.assert_allclose(last.observation.state, 256, atol=40)
+    assert len(last.reward) == 300
+    assert last.truncated
+    assert not last.success
