@@ -1,7 +1,11 @@
 """Rules for parts that PyTorch codes store alike: projections ([out, in], heads merged), norms, and
-the SigLIP towers and decoders of Hugging Face's transformers, one tensor per layer."""
+the SigLIP towers and decoders of Hugging Face's transformers, one tensor per layer; and
+torchvision's ResNet."""
+
+from collections.abc import Callable
 
 from models.checkpoints.rename import Rule
+from models.layers.vision.resnet import DEPTHS, ResnetConfig
 
 PLAIN, STACKED = ("o i -> i o", "o -> o"), ("o i -> l i o", "o -> l o")
 """Axes of a projection's kernel and bias."""
@@ -77,3 +81,62 @@ def norms(ours: str, theirs: str) -> tuple[Rule, ...]:
         Rule(f"{layers}/norm2/scale", f"{layer}.post_attention_layernorm.weight", "w -> l w"),
         Rule(f"{ours}/norm/scale", f"{theirs}.norm.weight", "w -> w"),
     )
+
+
+def resnet(
+    config: ResnetConfig,
+    ours: str,
+    theirs: str,
+    names: Callable[[str], str] = lambda name: name,
+    counted: bool = False,
+) -> tuple[Rule, ...]:
+    """Rules for a tower at `ours` and its tensors in torchvision's layout, whose names begin with
+    `theirs` ("model.backbone.").
+
+    Args:
+      names: their name of a part of the tower, "conv1", "bn1" or "layer1" to "layer4"; `SEQUENTIAL`
+        has those of a list of its children.
+      counted: the file has `num_batches_tracked` of norms "running".
+    """
+    depths, deep = DEPTHS[config.name]
+    pairs = [("conv1", "bn1", names("conv1"), names("bn1"))]
+    for stage, depth in enumerate(depths, 1):
+        for number in range(depth):
+            block, own = f"stages/{stage - 1}/{number}", f"{names(f'layer{stage}')}.{number}"
+            each = range(1, 4 if deep else 3)
+            pairs += [
+                (f"{block}/conv{i}", f"{block}/bn{i}", f"{own}.conv{i}", f"{own}.bn{i}")
+                for i in each
+            ]
+            if not number and (stage > 1 or deep):
+                short = f"{block}/short", f"{block}/short_bn"
+                pairs.append((*short, f"{own}.downsample.0", f"{own}.downsample.1"))
+    rules = []
+    for conv, norm, their_conv, their_norm in pairs:
+        kernel = f"{theirs}{their_conv}.weight"
+        rules.append(Rule(f"{ours}/{conv}/kernel", kernel, "o i h w -> h w i o"))
+        rules += [
+            Rule(f"{ours}/{norm}/{leaf}", f"{theirs}{their_norm}.{tensor}", axes)
+            for leaf, tensor, axes in _LEAVES[config.norm]
+            if counted or tensor != "num_batches_tracked"
+        ]
+    return tuple(rules)
+
+
+SEQUENTIAL = {
+    "conv1": "0",
+    "bn1": "1",
+    **{f"layer{stage}": str(stage + 3) for stage in range(1, 5)},
+}.__getitem__
+"""Names of the parts of a tower that is kept as a list of its children."""
+_AFFINE = (("scale", "weight", "c -> c"), ("bias", "bias", "c -> c"))
+_MOMENTS = (("mean", "running_mean", "c -> c"), ("variance", "running_var", "c -> c"))
+_LEAVES = {
+    "group": _AFFINE,
+    "running": (
+        *_AFFINE,
+        *((f"running/{leaf}", *rest) for leaf, *rest in _MOMENTS),
+        ("running/batches", "num_batches_tracked", "->"),
+    ),
+    "frozen": tuple((f"frozen/{leaf}", *rest) for leaf, *rest in (*_AFFINE, *_MOMENTS)),
+}

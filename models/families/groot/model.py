@@ -32,7 +32,6 @@ from models.inputs.processor import Processor
 from models.inputs.tokenizer import TextTokenizer
 from models.layers.dit import LOG_10000, Adapter, DiT, TransformerConfig, sinusoid
 from models.layers.dropout import folded, sample_keys
-from models.layers.film import image_prompts
 from models.layers.functional import Functional, Params
 from models.layers.gemma import Cache, Modulations
 from models.layers.layers import Compute
@@ -40,6 +39,7 @@ from models.layers.pipeline import staged
 from models.layers.qwen3 import Qwen, QwenConfig
 from models.layers.recomputation import with_remat
 from models.layers.siglip import Siglip, SiglipConfig
+from models.layers.vision.film import image_prompts
 from models.model import ModelConfig, Stack
 from models.sharding import Rules, axis_size, keep_rows, look_up
 

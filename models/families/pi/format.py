@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from models.checkpoints.lerobot_scales import SCALINGS
 from models.checkpoints.sources import open_orbax
 from models.checkpoints.statistics_file import read_scales
 from models.families.pi import export, lerobot, openpi
@@ -23,7 +24,6 @@ from models.inputs.embodiment import Normalizer, Scaling
 from models.policy import Policy
 
 _STATS = "norm_stats.json"
-_MODES = {"MEAN_STD": "z-score", "MIN_MAX": "min-max", "QUANTILES": "quantile"}
 
 
 def _is_openpi(path: Path) -> bool:
@@ -74,7 +74,7 @@ def _in_processor(folder: Path, state: Scaling, actions: Scaling) -> tuple[Norma
                 f"{folder} has no scale for {feature}; give a file that has its statistics."
             )
         mode, found = modes[feature]
-        require_scaling(str(folder), what, _MODES.get(mode, mode), wanted, _MODES)
+        require_scaling(str(folder), what, SCALINGS.get(mode, mode), wanted, SCALINGS)
         return found
 
     return scale("state", "observation.state", state), scale("action", "action", actions)

@@ -26,6 +26,7 @@ from models.checkpoints.lerobot_pipeline import (
     read_pipeline,
     read_renamed,
 )
+from models.checkpoints.lerobot_scales import NORMALIZE, UNNORMALIZE, is_scaled, read_scaling
 from models.checkpoints.rename import Rule, Table
 from models.checkpoints.safetensors_format import Entry, new_model, write_file
 from models.checkpoints.sources import CheckpointSource, open_safetensors
@@ -96,7 +97,6 @@ _OLDER = (
 """Prefixes of other writers: torch.compile's, LeRobot's, and transformers' before 4.52."""
 
 _RELATIVE, _ABSOLUTE = "relative_actions_processor", "absolute_actions_processor"
-NORMALIZE, UNNORMALIZE = "normalizer_processor", "unnormalizer_processor"
 _NUMBERS = (RENAME, _RELATIVE, NORMALIZE)
 _PREPARE = "pi05_prepare_state_tokenizer_processor_step"
 _PREPARE_FAST = "pi0_fast_prepare_state_tokenizer_processor_step"
@@ -253,7 +253,7 @@ def read_config(path: Path) -> LerobotConfig:
         temperature=from_json(float, values.get("temperature", 0.0), f"{where}: temperature"),
         euler_steps=whole(values, "num_inference_steps", old_steps, where),
         rtc_max_delay=whole(values, "rtc_training_max_delay", 0, where, least=0),
-        scaling=read_scaling(file.parent, values, before.get(NORMALIZE), after.get(UNNORMALIZE)),
+        scaling=read_modes(file.parent, values, before.get(NORMALIZE), after.get(UNNORMALIZE)),
         renamed=read_renamed(before),
         adapter="aloha" if values.get("adapt_to_pi_aloha") else "",
     )
@@ -276,39 +276,22 @@ def read_steps(path: Path, kind: str) -> tuple[dict[str, Step], dict[str, Step]]
     )
 
 
-def read_scaling(
+def read_modes(
     folder: Path, values: dict[str, Any], before: Step | None, after: Step | None
 ) -> dict[str, str]:
-    """LeRobot's name of the scaling of states and actions, by the pipelines' steps or else by
-    config.json, whose `values` are given; {} where neither says.
+    """LeRobot's name of the scaling of states and actions, as `read_scaling`.
 
     Raises:
-      ValueError: the steps contradict each other, or pictures are scaled.
+      ValueError: as `read_scaling`, or pictures are scaled.
     """
-    mapping = values.get("normalization_mapping")
     told = section(values, "normalization_mapping", str(folder))
-    found = {}
-    for what in ("VISUAL", "STATE", "ACTION"):
-        steps = [step for step in (before, after) if step is not None]
-        maps = [section(step.config, "norm_map", str(step.file)) for step in steps]
-        modes = {str(norm_map[what]) for norm_map in maps if what in norm_map}
-        if modes or mapping is not None:
-            found[what] = str(next(iter(modes), told.get(what, "IDENTITY")))
-        if len(modes) > 1:
-            raise ValueError(
-                f"{folder / PREPROCESSOR} and {POSTPROCESSOR} scale {what} by "
-                f"{' and '.join(sorted(modes))[:80]}; copy both of the same policy."
-            )
+    known = values.get("normalization_mapping") is not None
+    found = read_scaling(folder, told if known else None, before, after)
     if (visual := found.pop("VISUAL", "IDENTITY")) != "IDENTITY":
         raise ValueError(
             f"{folder} scales pictures by {visual[:80]} (VISUAL); only IDENTITY is supported."
         )
-    keys = None if before is None else before.config.get("normalize_observation_keys")
-    if keys is not None and not isinstance(keys, list):
-        raise ValueError(
-            f"{folder}: normalize_observation_keys is {str(keys)[:80]!r}; expected a list of names."
-        )
-    if keys is not None and "observation.state" not in keys:
+    if not is_scaled(before, "observation.state"):
         found["STATE"] = "IDENTITY"
     return found
 

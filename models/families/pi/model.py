@@ -31,7 +31,6 @@ from models.inputs.packed_batch import (
 )
 from models.inputs.prompts import StateInput
 from models.inputs.tokenizer import SMALLEST_VOCABULARY
-from models.layers.film import image_prompts
 from models.layers.functional import Functional, Params
 from models.layers.gemma import (
     GEMMA_2B,
@@ -46,6 +45,7 @@ from models.layers.layers import Compute, sincos_embedding
 from models.layers.pipeline import staged
 from models.layers.recomputation import with_remat
 from models.layers.siglip import Siglip, SiglipConfig
+from models.layers.vision.film import image_prompts
 from models.model import ModelConfig, Stack
 from models.sharding import Rules, axis_size, look_up
 

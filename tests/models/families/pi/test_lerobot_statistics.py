@@ -227,7 +227,7 @@ LOST = "QUANTILES|MEAN_STD.* neither in policy_preprocessor.json .* copy all pol
         (remove("policy_*.safetensors"), LOST),
         (remove("policy_*.json"), LOST),
         (weights(INFINITE), LOST),
-        (weights({"normalize_inputs.so100_buffer_observation_state.mean": [0.0] * 3}), LOST),
+        (weights({"normalize_inputs.so100_buffer_observation_state.mean": [0.0] * 3}), "lack .std"),
         (
             weights({n: x for n, x in LEGACY.items() if "action" in n}),
             "observation.state is .*" + LOST,

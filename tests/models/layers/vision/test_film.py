@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from models import pack
-from models.layers.film import image_prompts
+from models.layers.vision.film import image_prompts
 from tests.helpers.models.pi_samples import CONFIG
 from tests.helpers.models.rows import LAYOUT, sample
 

@@ -1,0 +1,1 @@
+"""Parts of vision towers: ResNet, and FiLM by the prompt."""
