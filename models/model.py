@@ -97,6 +97,8 @@ class ModelConfig(ABC):
     - `dataset_cameras`, likewise (training): of (a function from the name of a dataset's file to
       its path or None, the columns' dims, the dataset's path) to its cameras by their names for the
       model, in the model's order, or None for its own.
+    - `pretrained() -> (source, table) | None` (training from nothing): arrays of another file with
+      which the parameters in the table begin; None if all are drawn, ValueError if it needs a file.
     - `for_robots(names) -> config` (tools.train --embodiment): with these robots in this order.
     - `with_rows_of(other, foreign) -> config` (training): with the rows for robots that the config
       of the run or checkpoint to start from has; `foreign` is its path if another code wrote it.

@@ -53,7 +53,7 @@ def sources():
 
 DOORS = ("models/__init__.py", "models/files/built_in.py")
 """Files that import a family's or name its modules: the package's face and the tables."""
-FAMILYS = re.compile(r"models\.families\.(?!presets\b)|\b(Pi|Pi0Fast|Groot)Config\b")
+FAMILYS = re.compile(r"models\.families\.(?!presets\b)|\b(Act|Pi|Pi0Fast|Groot)Config\b")
 STANDS_FOR = re.compile(r"projectors|image_token|\.chat\b|\"(writes|pi0_fast)\"|action_head|eagle")
 """Words of one family, by which code could ask for it without its name."""
 
@@ -122,7 +122,7 @@ def test_a_run_is_written_with_its_family_and_read_with_or_without(name):
 def test_a_config_of_another_family_is_refused_by_its_name():
     with pytest.raises(ValueError, match=r"model is 'pi', expected 'groot'"):
         from_json(type(GROOT_TINY.model), to_json(TINY.model), "model")
-    with pytest.raises(ValueError, match=r"model: Family 'gato' is unknown; .* \['groot', "):
+    with pytest.raises(ValueError, match=r"model: Family 'gato' is unknown; .* \['act', "):
         from_json(ModelConfig, {"family": "gato"}, "model")
 
 

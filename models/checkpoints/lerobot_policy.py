@@ -231,7 +231,8 @@ def write_policy(
     """Writes weights, config.json and both pipelines into a folder without a model.
 
     Args:
-      told: the fields; `normalization_mapping` is replaced by the modes that hold the scales.
+      told: the fields; the modes of its features' kinds are replaced by those that hold the
+        scales.
       arrays: weights by LeRobot's names.
       scales: of features by name, from which a picture's may be missing if none is scaled.
       steps: further ones of the preprocessor, after that which makes batches.
@@ -242,11 +243,12 @@ def write_policy(
     """
     file = new_model(path)
     path.mkdir(parents=True, exist_ok=True)
-    modes = {}
-    for kind in ("VISUAL", "STATE", "ENV", "ACTION"):
-        held = [scales[name] for name in told.named(kind) if name in scales]
-        if kind != "ENV" or held:
-            modes[kind] = mode_of(held)
+    modes = dict(told.normalization_mapping)
+    kinds: tuple[Kind, ...] = ("VISUAL", "STATE", "ENV", "ACTION")
+    for kind in kinds:
+        mode = mode_of([scales[name] for name in told.named(kind) if name in scales])
+        if told.named(kind) and (kind in modes or mode != "IDENTITY"):
+            modes[kind] = mode
     told = replace(told, normalization_mapping=modes, device="cpu")
     values = {name: x for name, x in to_json(told).items() if name not in _NEWER}
     features: dict[str, Any] = {

@@ -249,7 +249,7 @@ def inputs_of(robot: Embodiment, reads_state: bool, vocabulary: int = 1) -> Inpu
             state=tuple(map(plain_name, keys.state)),
             unread=tuple(map(plain_name, keys.ignored)),
             prompts=tuple(dict.fromkeys((*inputs.prompts, plain_name(keys.prompt)))),
-            default=keys.default,
+            default=keys.default if vocabulary else None,
         )
     optional = frozenset(name for name, c in inputs.cameras.items() if c in robot.absent)
     inputs = replace(inputs, optional=optional)

@@ -296,7 +296,7 @@ class Processor:
         one = self.columns(
             [prompt],
             np.asarray(state)[None],
-            np.array([[image is not None for image in images]]),
+            np.array([[image is not None for image in images]], bool),
             embodiment=embodiment,
             actions=None if actions is None else actions[None],
             valid=None if valid is None else valid[None],

@@ -129,6 +129,15 @@ FAMILIES = [
         remembers=True,
     ),
     Family(
+        "act",
+        "act-tiny",
+        None,
+        sizes("", "width", "16", "heads", "2", "hidden", "24", "encoder-depth", "2"),
+        "",
+        "decoder/up/kernel",
+        flows=False,
+    ),
+    Family(
         "small-act",
         f"{ACT}:ACT",
         ACT,

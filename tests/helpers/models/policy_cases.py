@@ -1,0 +1,83 @@
+"""Cases of LeRobot's policies in tests/fixtures/policies: a folder as LeRobot 0.6.1 saved it, raw
+observations with the actions that its own classes gave, and a training batch with its loss and the
+norms of its gradients."""
+
+import json
+import shutil
+import zlib
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+CASES = Path(__file__).parents[2] / "fixtures" / "policies"
+_NEEDS = {"MEAN_STD": ("mean", "std"), "MIN_MAX": ("min", "max"), "IDENTITY": ()}
+_NEWER = ("use_peft", "pretrained_path", "pretrained_revision", "gradient_checkpointing")
+
+
+def case_policy(name: str, folder: Path, fixed: dict[str, np.ndarray] | None = None) -> Path:
+    """A case's folder with its weights, of which large ones are made by the rule by which the case
+    was; `fixed`: those that are not."""
+    shutil.copytree(CASES / name, folder, dirs_exist_ok=True)
+    if not (folder / "model.safetensors").exists():
+        told = json.loads((folder / "shapes.json").read_text())
+        fixed = fixed or {}
+        made = {n: by_rule(n, shape, told["seed"]) for n, shape in told["shapes"].items()}
+        save_file(made | fixed, folder / "model.safetensors")
+    return folder
+
+
+def by_rule(name: str, shape: list[int], seed: int) -> np.ndarray:
+    """A tensor that depends on its name, its shape and a seed alone."""
+    if name.endswith("num_batches_tracked"):
+        return np.zeros(shape, np.int64)
+    draw = np.random.RandomState((zlib.crc32(name.encode()) + seed) % 2**32)
+    bound = (3 / float(np.prod(shape[1:]))) ** 0.5
+    flat = len(shape) == 1
+    low, high = next(
+        span
+        for applies, span in (
+            (name.endswith("running_var"), (0.5, 1.5)),
+            (name.endswith("running_mean"), (-0.2, 0.2)),
+            ("embed" in name and name.endswith("weight") and len(shape) == 2, (-1.0, 1.0)),
+            (not flat, (-bound, bound)),
+            (name.endswith("weight"), (0.5, 1.5)),
+            (True, (-0.1, 0.1)),
+        )
+        if applies
+    )
+    unit = draw.random_sample(int(np.prod(shape))).reshape(shape)
+    return (low + (high - low) * unit).astype(np.float32)
+
+
+def as_older(folder: Path, out: Path) -> Path:
+    """The folder as LeRobot before 0.4 wrote it: statistics among the weights, no pipelines."""
+    out.mkdir()
+    told = json.loads((folder / "config.json").read_text())
+    weights = load_file(folder / "model.safetensors")
+    statistics = load_file(next(folder.glob("policy_preprocessor_step_*.safetensors")))
+    for module, features in (
+        ("normalize_inputs", "input_features"),
+        ("normalize_targets", "output_features"),
+        ("unnormalize_outputs", "output_features"),
+    ):
+        for name, feature in told[features].items():
+            mode = told["normalization_mapping"].get(feature["type"], "IDENTITY")
+            for kind in _NEEDS[mode]:
+                buffer = f"{module}.buffer_{name.replace('.', '_')}.{kind}"
+                weights[buffer] = statistics[f"{name}.{kind}"]
+    save_file(weights, out / "model.safetensors")
+    older = {name: value for name, value in told.items() if name not in _NEWER}
+    (out / "config.json").write_text(json.dumps(older))
+    return out
+
+
+def arrays(name: str) -> dict[str, np.ndarray]:
+    """A case's numbers: raw/FEATURE [t, …], train/…, actions [t, a] and others."""
+    with np.load(CASES / name / "case.npz") as file:
+        return dict(file)
+
+
+def raw(case: dict[str, np.ndarray], step: int) -> dict[str, np.ndarray]:
+    """The observation of a step as a robot sends it."""
+    return {key[4:]: x[step] for key, x in case.items() if key.startswith("raw/")}
