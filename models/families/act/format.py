@@ -69,57 +69,55 @@ class ActFields(PolicyFields):
     optimizer_lr_backbone: float = 1e-5
 
     def __post_init__(self) -> None:
-        for name, wrong, remedy in (
-            ("n_obs_steps", self.n_obs_steps != 1, "ACT reads 1"),
-            (
-                "replace_final_stride_with_dilation",
-                self.replace_final_stride_with_dilation,
-                "a dilated last stage is not supported",
-            ),
-            (
-                "n_action_steps",
-                not 1 <= self.n_action_steps <= self.chunk_size,
-                f"expected 1 to chunk_size, {self.chunk_size}",
-            ),
-            (
-                "temporal_ensemble_coeff",
-                self.temporal_ensemble_coeff is not None and self.n_action_steps != 1,
-                "ensembling needs n_action_steps 1",
-            ),
-            ("input_features", len(self.named("ENV")) > 1, "only one ENV feature is read"),
-        ):
-            if wrong:
+        dilated, steps = self.replace_final_stride_with_dilation, self.n_action_steps
+        ensembles = self.temporal_ensemble_coeff is not None and steps != 1
+        fits = 1 <= steps <= self.chunk_size
+        told = {
+            "n_obs_steps": "ACT reads 1" * (self.n_obs_steps != 1),
+            "replace_final_stride_with_dilation": "only false is supported" * bool(dilated),
+            "n_action_steps": f"expected 1 to chunk_size, {self.chunk_size}" * (not fits),
+            "temporal_ensemble_coeff": "ensembling needs n_action_steps 1" * ensembles,
+            "input_features": "only one ENV feature is read" * (len(self.named("ENV")) > 1),
+        }
+        for name, remedy in told.items():
+            if remedy:
                 raise ValueError(f"{name} is {str(getattr(self, name))[:80]}; {remedy}.")
 
 
-def _config(told: ActFields, scales: tuple[Normalizer, ...], **sizes: Any) -> ActConfig:
+_SAME = {
+    "chunk_size": "horizon",
+    "n_action_steps": "n_action_steps",
+    "pre_norm": "pre_norm",
+    "dim_model": "width",
+    "n_heads": "heads",
+    "dim_feedforward": "hidden",
+    "feedforward_activation": "activation",
+    "n_encoder_layers": "encoder_depth",
+    "n_decoder_layers": "decoder_depth",
+    "use_vae": "vae",
+    "latent_dim": "latent",
+    "n_vae_encoder_layers": "vae_depth",
+    "temporal_ensemble_coeff": "temporal_ensemble_coeff",
+    "dropout": "dropout",
+    "kl_weight": "kl_weight",
+}
+"""LeRobot's names of fields, and ours."""
+
+
+def _config(told: ActFields, scales: tuple[Normalizer, ...]) -> ActConfig:
     shapes = told.picture_shapes
-    equal = len(set(shapes)) < 2
+    same: dict[str, Any] = {ours: getattr(told, theirs) for theirs, ours in _SAME.items()}
     return ActConfig(
         tower=ResnetConfig(told.vision_backbone),
-        width=told.dim_model,
-        heads=told.n_heads,
-        hidden=told.dim_feedforward,
-        activation=told.feedforward_activation,  # type: ignore[arg-type]
-        pre_norm=told.pre_norm,
-        encoder_depth=told.n_encoder_layers,
-        decoder_depth=told.n_decoder_layers,
-        vae=told.use_vae,
-        vae_depth=told.n_vae_encoder_layers,
-        latent=told.latent_dim,
-        kl_weight=told.kl_weight,
-        dropout=told.dropout,
         image_size=shapes[0] if shapes else 0,
         cameras=len(shapes),
-        camera_sizes=() if equal else shapes,
+        camera_sizes=shapes if len(set(shapes)) > 1 else (),
         picture_scales=scales,
         state_dim=max(told.dims("STATE", "ENV"), 1),
         environment_dim=told.dims("ENV"),
         action_dim=told.dims("ACTION"),
-        horizon=told.chunk_size,
-        n_action_steps=told.n_action_steps,
-        temporal_ensemble_coeff=told.temporal_ensemble_coeff,
         state_input="suffix" if told.dims("STATE", "ENV") else "none",
+        **same,
     )
 
 
@@ -142,12 +140,8 @@ def table(config: ActConfig) -> Table:
         *norm("vae/norm", "model.vae_encoder.norm", "w -> w"),
         *resnet(config.tower, "tower", "model.backbone."),
     ]
-    for ours, theirs in (
-        ("encoder", "encoder"),
-        ("decoder", "decoder"),
-        ("vae/encoder", "vae_encoder"),
-    ):
-        layer = f"model.{theirs}.layers.{{l}}"
+    for ours in ("encoder", "decoder", "vae/encoder"):
+        layer = f"model.{ours.replace('/', '_')}.layers.{{l}}"
         parts = [("attention", "self_attn")] + [("cross", "multihead_attn")] * (ours == "decoder")
         for own, name in parts:
             names = (*(f"in_proj.{x}" for x in "qkv"), "out_proj")
@@ -271,27 +265,14 @@ def _write(policy: Policy, target: Path) -> None:
         inputs[name] = Feature("VISUAL", (3, *config.sizes[number]))
         if seen := config.picture_scales:
             scales[name] = seen[min(number, len(seen) - 1)]
+    same = {theirs: getattr(config, ours) for theirs, ours in _SAME.items()}
     told = ActFields(
         "act",
         input_features=inputs,
         output_features={ACTION: Feature("ACTION", (dims[1],))},
-        chunk_size=config.horizon,
-        n_action_steps=min(config.n_action_steps, config.horizon),
         vision_backbone=config.tower.name,
         pretrained_backbone_weights=None,
-        pre_norm=config.pre_norm,
-        dim_model=config.width,
-        n_heads=config.heads,
-        dim_feedforward=config.hidden,
-        feedforward_activation=config.activation,
-        n_encoder_layers=config.encoder_depth,
-        n_decoder_layers=config.decoder_depth,
-        use_vae=config.vae,
-        latent_dim=config.latent,
-        n_vae_encoder_layers=config.vae_depth,
-        temporal_ensemble_coeff=config.temporal_ensemble_coeff,
-        dropout=config.dropout,
-        kl_weight=config.kl_weight,
+        **same | {"n_action_steps": min(config.n_action_steps, config.horizon)},
     )
     write_policy(Path(target), told, dict(sorted(arrays.items())), scales)
 

@@ -22,7 +22,7 @@ from models.attention.attention import attend
 from models.checkpoints.rename import Table
 from models.checkpoints.resnet_file import open_resnet
 from models.checkpoints.sources import CheckpointSource
-from models.files.bounds import check_size, check_sizes
+from models.files.bounds import LARGEST_DIMS, check_size, check_sizes
 from models.flow.realtime_chunking import Given, Guidance
 from models.inputs.embodiment import Embodiment, Normalizer
 from models.inputs.packed_batch import ImageSlots, Layout, PackedBatch, image_segments
@@ -37,8 +37,11 @@ from models.layers.vision.resnet import IMAGENET, Resnet, ResnetConfig, standard
 from models.model import ModelConfig, Stack
 from models.sharding import Rules
 
+_Placed = tuple[Array, Array]
+"""Tokens [b, t, w] and their positions [t, w]."""
 Dropped = Callable[[Array, int], Array] | None
 """Dropout at a site of a layer; None outside of training."""
+_STACKS = "^(encoder|decoder|vae/encoder)/"
 _SITES = 8
 """Sites of dropout in a layer, at most."""
 
@@ -90,34 +93,23 @@ class ActConfig(ModelConfig, family="act"):
     acting: ClassVar[tuple[str, ...]] = ("n_action_steps", "temporal_ensemble_coeff")
 
     def __post_init__(self) -> None:
-        sizes = ("width", "heads", "hidden", "encoder_depth", "decoder_depth", "vae_depth")
-        check_sizes("model", self, *sizes, "latent", "state_dim", "action_dim", "horizon")
+        depths = ("encoder_depth", "decoder_depth", "vae_depth", "horizon", "n_action_steps")
+        check_sizes("model", self, "width", "heads", "hidden", "latent", *depths)
+        check_sizes("model", self, "state_dim", "action_dim", most=LARGEST_DIMS)
         check_size("model.cameras", self.cameras, least=0)
-        heads, environment = self.heads, self.environment_dim
-        if self.width % heads or self.width % 4:
-            raise ValueError(
-                f"model.width is {self.width}; give a multiple of 4 and of model.heads, {heads}."
-            )
-        if not 0 <= environment <= self.state_dim:
-            raise ValueError(
-                f"model.environment_dim is {environment}; give at most model.state_dim, "
-                f"{self.state_dim}."
-            )
-        if not self.sizes and (not environment or self.state_input == "none"):
-            raise ValueError(
-                "The model has neither cameras nor environment_dim; give it one to act on."
-            )
-        if len(self.picture_scales) not in (0, 1, len(self.sizes)):
-            raise ValueError(
-                f"model.picture_scales has {len(self.picture_scales)} entries; give one for each "
-                f"of {len(self.sizes)} cameras, one for all, or none."
-            )
-        if self.activation not in ("relu", "gelu"):
-            raise ValueError(f"model.activation is '{self.activation}'; give 'relu' or 'gelu'.")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"model.dropout is {self.dropout}; give a share below 1.")
-        if self.n_action_steps < 1:
-            raise ValueError(f"model.n_action_steps is {self.n_action_steps}; give at least 1.")
+        w, e, d, a = self.width, self.environment_dim, self.dropout, self.activation
+        scales, seen = len(self.picture_scales), len(self.sizes)
+        act_on = seen or (e and self.state_input != "none")
+        for right, told in (
+            (not w % 4 and not w % self.heads, f"width is {w}; give a multiple of 4 and of heads"),
+            (0 <= e <= self.state_dim, f"environment_dim is {e}; give at most model.state_dim"),
+            (act_on, "cameras is 0, and environment_dim too; give one to act on"),
+            (scales in (0, 1, seen), f"picture_scales has {scales} entries; give 0, 1 or {seen}"),
+            (a in ("relu", "gelu"), f"activation is '{a}'; give 'relu' or 'gelu'"),
+            (0 <= d < 1, f"dropout is {d}; give a share below 1"),
+        ):
+            if not right:
+                raise ValueError(f"model.{told}.")
 
     @property
     def sizes(self) -> tuple[tuple[int, int], ...]:
@@ -159,14 +151,9 @@ class ActConfig(ModelConfig, family="act"):
                     f"{self.environment_dim} are the environment's."
                 )
         fits = tuple(Antialiased(size) for size in self.sizes)
+        pictures = fits if self.camera_sizes or not fits else fits[0]
         sizes = self.state_dim, self.action_dim, self.horizon
-        return Processor(
-            *sizes,
-            self.state_input,
-            tuple(robots),
-            None,
-            fits if self.camera_sizes or not fits else fits[0],
-        )
+        return Processor(*sizes, self.state_input, tuple(robots), None, pictures)
 
     def pretrained(self) -> tuple[CheckpointSource, Table] | None:
         """Arrays with which a run from nothing begins, see `open_resnet`."""
@@ -199,21 +186,15 @@ class ActModel:
         "vision": "tower|picture_in",
         "action": "(?!tower|picture_in)",
     }
-    stacked: ClassVar[str] = "^(encoder|decoder|vae/encoder)/"
+    stacked: ClassVar[str] = _STACKS
     term_names: ClassVar[tuple[str, ...]] = ("l1", "kl")
     sharding_rules: ClassVar[Rules] = (
-        (
-            r"^(encoder|decoder|vae/encoder)/.*(q|k|v)/kernel$",
-            PartitionSpec(None, "fsdp", "tensor"),
-        ),
-        (
-            r"^(encoder|decoder|vae/encoder)/.*out/kernel$",
-            PartitionSpec(None, "tensor", None, "fsdp"),
-        ),
-        (r"^(encoder|decoder|vae/encoder)/up/kernel$", PartitionSpec(None, "fsdp", "tensor")),
-        (r"^(encoder|decoder|vae/encoder)/down/kernel$", PartitionSpec(None, "tensor", "fsdp")),
+        (rf"{_STACKS}.*(q|k|v)/kernel$", PartitionSpec(None, "fsdp", "tensor")),
+        (rf"{_STACKS}.*out/kernel$", PartitionSpec(None, "tensor", None, "fsdp")),
+        (rf"{_STACKS}up/kernel$", PartitionSpec(None, "fsdp", "tensor")),
+        (rf"{_STACKS}down/kernel$", PartitionSpec(None, "tensor", "fsdp")),
         (r"^tower/.*kernel$", PartitionSpec(None, None, None, "fsdp")),
-        (r"^(?!tower/.*kernel$)(?!(encoder|decoder|vae/encoder)/.*kernel$)", PartitionSpec()),
+        (rf"^(?!tower/.*kernel$)(?!{_STACKS}.*kernel$)", PartitionSpec()),
     )
 
     def init(self, key: PRNGKeyArray) -> Params:
@@ -250,11 +231,9 @@ class ActModel:
         found, divergence = modules(batch, keys if config.dropout else None, noise)
         with jax.named_scope("loss"):
             weight = batch.action_mask * batch.weight[..., None, None]
-            if config.loss_mean == "valid":
-                count = jnp.sum(weight)
-            else:
-                dims = batch.action_mask.any(2).sum(-1)
-                count = jnp.sum(dims * batch.weight) * config.horizon
+            padded = batch.action_mask.any(2, keepdims=True) * batch.weight[..., None, None]
+            every = jnp.sum(padded) * config.horizon
+            count = jnp.sum(weight) if config.loss_mean == "valid" else every
             error = jnp.sum(jnp.abs(found - batch.actions) * weight)
             samples = jnp.maximum(batch.weight.sum(), 1e-9)
             terms = {"l1": error, "kl": jnp.sum(divergence * batch.weight) * count / samples}
@@ -341,13 +320,13 @@ class _Modules(nnx.Module):
             position = jnp.concatenate([position, place])
             there = jnp.concatenate([there, shown], 1)
         first = range(config.encoder_depth)
-        memory = _through(self.encoder, config, x, position, there, keys, first)
+        memory = _through(self.encoder, config, (x, position), there, keys, first)
         if config.pre_norm:
             memory = self.encoder_norm(memory)
-        y = jnp.zeros((count, config.horizon, config.width), memory.dtype)
+        blank = jnp.zeros((count, config.horizon, config.width), memory.dtype)
         then = range(config.encoder_depth, config.encoder_depth + config.decoder_depth)
-        read = memory, position
-        y = _through(self.decoder, config, y, self.query[...], there, keys, then, read)
+        asking, read = (blank, self.query[...]), (memory, position)
+        y = _through(self.decoder, config, asking, there, keys, then, read)
         actions = self.action_out(self.decoder_norm(y).astype(jnp.float32))
         return actions.reshape(rows, samples, *actions.shape[1:]), divergence.reshape(rows, samples)
 
@@ -397,12 +376,7 @@ class _Vae(nnx.Module):
         self.latent_out = nnx.Linear(width, 2 * config.latent, rngs=rngs)
 
     def __call__(
-        self,
-        robot: Float[Array, "b s"],
-        chunk: Float[Array, "b h a"],
-        valid: Bool[Array, "b h"],
-        noise: Float[Array, "b l"],
-        keys: UInt32[Array, "b d"] | None,
+        self, robot: Array, chunk: Array, valid: Array, noise: Array, keys: Array | None
     ) -> tuple[Float[Array, "b l"], Float[Array, " b"]]:
         """A draw of the latent, and its divergence from unit noise."""
         config, actions = self.config, self.action_in(chunk)
@@ -414,7 +388,7 @@ class _Vae(nnx.Module):
         x, there = jnp.concatenate([*parts, actions], 1), jnp.concatenate([whole, valid], 1)
         begin = config.encoder_depth + config.decoder_depth
         numbers, place = range(begin, begin + config.vae_depth), line(x.shape[1], config.width)
-        x = _through(self.encoder, config, x, jnp.asarray(place), there, keys, numbers)
+        x = _through(self.encoder, config, (x, jnp.asarray(place)), there, keys, numbers)
         x = self.norm(x[:, 0]) if config.pre_norm else x[:, 0]
         mean, spread = jnp.split(self.latent_out(x.astype(jnp.float32)), 2, axis=-1)
         divergence = -0.5 * jnp.sum(1 + spread - mean**2 - jnp.exp(spread), axis=-1)
@@ -436,14 +410,9 @@ class _Layer(nnx.Module):
         self.down = dense(config.hidden, config.width)
 
     def __call__(
-        self,
-        x: Float[Array, "b t w"],
-        position: Float[Array, "t w"],
-        there: Bool[Array, "b s"],
-        read: tuple[Array, Array] | None,
-        dropped: Dropped,
+        self, x: Array, position: Array, there: Array, read: _Placed | None, dropped: Dropped
     ) -> Float[Array, "b t w"]:
-        """`there`: tokens that count, of `read` (a memory and its positions) where it is given."""
+        """`there`: tokens that count, of the memory `read` where it is given."""
 
         def added(x: Array, norm: Any, part: Callable[[Array], Array], site: int) -> Array:
             y = part(norm(x) if self.config.pre_norm else x)
@@ -452,11 +421,11 @@ class _Layer(nnx.Module):
 
         def among(y: Array) -> Array:
             own = there if read is None else jnp.ones(y.shape[:2], bool)
-            return self.attention(y, position, y, position, own, dropped, 1)
+            return self.attention((y, position), (y, position), own, dropped, 1)
 
         x, norm = added(x, self.norm1, among, 0), self.norm2
         if read is not None:
-            cross = lambda y: self.cross(y, position, *read, there, dropped, 3)  # noqa: E731
+            cross = lambda y: self.cross((y, position), read, there, dropped, 3)  # noqa: E731
             x, norm = added(x, self.norm2, cross, 2), self.norm3
 
         def mlp(y: Array) -> Array:
@@ -478,19 +447,11 @@ class _Attention(nnx.Module):
         self.out, self.implementation = dense(heads, width), config.compute.attention
 
     def __call__(
-        self,
-        x: Float[Array, "b t w"],
-        position: Float[Array, "t w"],
-        memory: Float[Array, "b s w"],
-        memory_position: Float[Array, "s w"],
-        there: Bool[Array, "b s"],
-        dropped: Dropped,
-        site: int,
+        self, asking: _Placed, asked: _Placed, there: Array, dropped: Dropped, site: int
     ) -> Float[Array, "b t w"]:
-        q, k = self.q(x + position), self.k(memory + memory_position)
-        v = self.v(memory)
+        q, k, v = self.q(asking[0] + asking[1]), self.k(asked[0] + asked[1]), self.v(asked[0])
         if dropped is None:
-            one, segment = jnp.ones(x.shape[:2], jnp.int32), there.astype(jnp.int32)
+            one, segment = jnp.ones(q.shape[:2], jnp.int32), there.astype(jnp.int32)
             seen = attend(q, k, v, one, segment, implementation=self.implementation).out
             return self.out(seen)
         with jax.named_scope("attention"):
@@ -501,48 +462,46 @@ class _Attention(nnx.Module):
 
 
 def line(count: int, width: int) -> Float32[np.ndarray, "n w"]:
-    """Fixed positions of tokens in a line: sines in even channels, cosines in odd ones."""
-    half = np.arange(width) // 2 * 2 / width
-    angle = np.arange(count)[:, None] / 10_000.0**half
-    return np.where(np.arange(width) % 2, np.cos(angle), np.sin(angle)).astype(np.float32)
+    """Fixed positions of tokens in a line."""
+    return _waves(np.arange(count), width)
 
 
 def _grid(high: int, wide: int, width: int) -> Float32[np.ndarray, "n w"]:
     """Fixed positions of a picture's places, row by row: half the channels are those of the row,
     half those of the column, each from just above 0 to 2π."""
-    half = width // 2
-    turns = 10_000.0 ** (np.arange(half) // 2 * 2 / half)
+    rows, columns = (
+        _waves(np.arange(1, count + 1) / (count + 1e-6) * 2 * np.pi, width // 2)
+        for count in (high, wide)
+    )
+    return np.concatenate([rows.repeat(wide, axis=0), np.tile(columns, (high, 1))], axis=1)
 
-    def axis(count: int) -> np.ndarray:
-        angle = np.arange(1, count + 1)[:, None] / (count + 1e-6) * 2 * np.pi / turns
-        return np.where(np.arange(half) % 2, np.cos(angle), np.sin(angle))
 
-    rows = np.broadcast_to(axis(high)[:, None], (high, wide, half))
-    columns = np.broadcast_to(axis(wide)[None], (high, wide, half))
-    return np.concatenate([rows, columns], -1).reshape(-1, width).astype(np.float32)
+def _waves(value: np.ndarray, width: int) -> Float32[np.ndarray, "n w"]:
+    """Sines of a value in even channels, cosines in odd ones, at frequencies from 1 to 1/10,000."""
+    angle = value[:, None] / 10_000.0 ** (np.arange(width) // 2 * 2 / width)
+    return np.where(np.arange(width) % 2, np.cos(angle), np.sin(angle)).astype(np.float32)
 
 
 def _through(
     layers: nnx.Module,
     config: ActConfig,
-    x: Float[Array, "b t w"],
-    position: Float[Array, "t w"],
+    tokens: _Placed,
     there: Bool[Array, "b s"],
     keys: UInt32[Array, "b d"] | None,
     numbers: range,
-    read: tuple[Array, Array] | None = None,
+    read: _Placed | None = None,
 ) -> Float[Array, "b t w"]:
     """A stack whose layers have these numbers and drop out by the samples' `keys`."""
     graph, weights = nnx.split(layers)
-    place = None if read is None else read[1]
+    (x, position), place = tokens, None if read is None else read[1]
 
     def layer(x: Array, own: Any, there: Array, *rest: Array) -> tuple[Array, None]:
-        weights, number = own
-        dropped = None
-        if keys is not None:
-            dropped = lambda y, site: drop(y, rest[0], number * _SITES + site, config.dropout)  # noqa: E731
+        def dropped(y: Array, site: int) -> Array:
+            return drop(y, rest[0], own[1] * _SITES + site, config.dropout)
+
+        drops = None if keys is None else dropped
         memory = None if place is None else (rest[-1], place)
-        return nnx.merge(graph, weights)(x, position, there, memory, dropped), None
+        return nnx.merge(graph, own[0])(x, position, there, memory, drops), None
 
     rows = (there, *(() if keys is None else (keys,)), *(() if read is None else (read[0],)))
     unroll = config.compute.unroll
@@ -560,10 +519,6 @@ def _norm(config: ActConfig, rngs: nnx.Rngs) -> LayerNorm:
 
 def _noise(keys: UInt32[Array, "r k d"], count: int) -> Float[Array, "r k l"]:
     """Unit noise of each sample's own."""
-
-    def one(data: Array) -> Array:
-        key = jax.random.fold_in(jax.random.wrap_key_data(data), 2**31)
-        return jax.random.normal(key, (count,))
-
-    flat = jax.vmap(one)(keys.reshape(-1, keys.shape[-1]))
-    return flat.reshape(*keys.shape[:2], count)
+    fold = lambda data: jax.random.fold_in(jax.random.wrap_key_data(data), 2**31)  # noqa: E731
+    one = lambda data: jax.random.normal(fold(data), (count,))  # noqa: E731
+    return jax.vmap(jax.vmap(one))(keys)

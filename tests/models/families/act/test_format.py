@@ -168,7 +168,7 @@ def changed(**values):
         (changed(n_obs_steps=2), "n_obs_steps is 2; ACT reads 1"),
         (changed(n_action_steps=9), "n_action_steps is 9; expected 1 to chunk_size, 5"),
         (changed(n_action_steps=2), "temporal_ensemble_coeff is 0.01; ensembling needs"),
-        (changed(replace_final_stride_with_dilation=True), "dilated last stage"),
+        (changed(replace_final_stride_with_dilation=True), "dilation is True; only false"),
         (changed(vision_backbone="vgg11"), "resnet.name is 'vgg11'; expected one of"),
         (changed(feedforward_activation="glu"), "activation is 'glu'"),
         (changed(dim_model=24), "of another shape"),

@@ -113,10 +113,10 @@ def test_layers_apart_act_the_same_and_bf16_nearly_so():
 
 def test_configs_that_cannot_be_built_are_refused():
     for changes, message in (
-        ({"width": 18}, "a multiple of 4 and of model.heads"),
+        ({"width": 18}, "a multiple of 4 and of heads"),
         ({"environment_dim": 4}, "at most model.state_dim"),
-        ({"cameras": 0}, "neither cameras nor environment_dim"),
-        ({"picture_scales": CONFIG.picture_scales * 3}, "one for each of 2 cameras"),
+        ({"cameras": 0}, "cameras is 0, and environment_dim too"),
+        ({"picture_scales": CONFIG.picture_scales * 3}, "has 3 entries; give 0, 1 or 2"),
         ({"activation": "glu"}, "activation is 'glu'"),
         ({"dropout": 1.0}, "a share below 1"),
     ):
