@@ -19,6 +19,8 @@ from jax.sharding import Mesh
 from models.checkpoints import own
 from models.checkpoints.load import read
 from models.checkpoints.remote import CONFIG, local, refuse_adapter
+from models.checkpoints.rename import Table
+from models.checkpoints.sources import CheckpointSource
 from models.config import from_json, model_config
 from models.files.foreign_json import read_json
 from models.files.terminal import logger
@@ -188,7 +190,27 @@ def begin_from(path: Path, model: Model, like: PyTree, seed: int) -> PyTree:
     if not found.config.adapted:
         held = {path for path in held if "/lora_" not in path}
     loaded = load_params(path, unflatten_dict({p: wanted[p] for p in held}, sep="/"), found)
-    fresh = sorted(set(wanted) - held)
+    return _with_fresh(model, loaded, wanted, seed)
+
+
+def begin_new(
+    found: tuple[CheckpointSource, Table], model: Model, like: PyTree, seed: int
+) -> PyTree:
+    """The parameters of `like` for a run from nothing: those that the config's `pretrained` found,
+    the others drawn.
+
+    Raises:
+      ValueError: the file does not hold these parameters.
+    """
+    (source, table), wanted = found, flatten_dict(like, sep="/")
+    held = {path: leaf for path, leaf in wanted.items() if path in table.by_path}
+    return _with_fresh(model, read(source, table, unflatten_dict(held, sep="/")), wanted, seed)
+
+
+def _with_fresh(model: Model, loaded: PyTree, wanted: Mapping[str, Any], seed: int) -> PyTree:
+    """The loaded parameters, with new ones for those that are wanted besides."""
+    flat = flatten_dict(loaded, sep="/")
+    fresh = sorted(set(wanted) - set(flat))
     if not fresh:
         return loaded
 
@@ -197,7 +219,7 @@ def begin_from(path: Path, model: Model, like: PyTree, seed: int) -> PyTree:
         return {path: params[path] for path in fresh}
 
     drawn = jax.jit(draw, out_shardings={path: wanted[path].sharding for path in fresh})()
-    return unflatten_dict(flatten_dict(loaded, sep="/") | drawn, sep="/")
+    return unflatten_dict(flat | drawn, sep="/")
 
 
 def like_model(model: Model, dtype: str | None = None, mesh: Mesh | None = None) -> PyTree:

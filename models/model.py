@@ -101,6 +101,8 @@ class ModelConfig(ABC):
       model, in the model's order, or None for its own.
     - `for_pictures(shapes) -> config` (acting): of a model that takes pictures of any size, that
       for pictures of these heights and widths.
+    - `pretrained() -> (source, table) | None` (training from nothing): arrays of another file with
+      which the parameters in the table begin; None if all are drawn, ValueError if it needs a file.
     - `for_robots(names) -> config` (tools.train --embodiment): with these robots in this order.
     - `with_rows_of(other, foreign) -> config` (training): with the rows for robots that the config
       of the run or checkpoint to start from has; `foreign` is its path if another code wrote it.

@@ -53,7 +53,7 @@ def sources():
 
 DOORS = ("models/__init__.py", "models/files/built_in.py")
 """Files that import a family's or name its modules: the package's face and the tables."""
-FAMILYS = re.compile(r"models\.families\.(?!presets\b)|\b(Pi|Pi0Fast|Groot)Config\b")
+FAMILYS = re.compile(r"models\.families\.(?!presets\b)|\b(Act|Pi|Pi0Fast|Groot)Config\b")
 STANDS_FOR = re.compile(r"projectors|image_token|\.chat\b|\"(writes|pi0_fast)\"|action_head|eagle")
 """Words of one family, by which code could ask for it without its name."""
 

@@ -35,7 +35,7 @@ from models.flow import flow
 from models.formats import check_kind
 from models.inputs.tokenizer import SentencePiece
 from models.layers.pipeline import check_pipeline
-from models.load import begin_from, inspect_params, trained_preparation
+from models.load import begin_from, begin_new, inspect_params, trained_preparation
 from models.model import Augmented, Model, bind_processor, groups_of, require, rules_of
 from parallel.evaluations import HELD_OUT_LOSS, check_metric
 from parallel.hooks import Hook
@@ -199,6 +199,9 @@ def _run(
         check_same(out / CONFIG_NAME, to_json(saved), to_json(config), free)
         before, steps = saved.trainer.train_steps, config.trainer.train_steps
         check_more_steps(out / CONFIG_NAME, before, steps, config.optimizer)
+    find = getattr(config.model, "pretrained", None)
+    new = begun is None and paths.init is None
+    pretrained = find() if find is not None and new else None
     if paths.data_format:
         use_format(paths.data_format)
     agreed = consent(paths.trust, jax.process_count() == 1, console)
@@ -286,6 +289,9 @@ def _run(
         metric = config.trainer.keep_best or HELD_OUT_LOSS
         check_metric(metric, _measured(model) if held_out else ())
     measures = [_held_out_metrics(model, ready, config, mesh)] if held_out else []
+    initial = None if pretrained is None else partial(begin_new, pretrained, model, seed=seed)
+    if paths.init is not None:
+        initial = partial(begin_from, paths.init, model, seed=seed)
     with exits.in_memory(*_memory(config, layout)), ExitStack() as stack:
         if config.closed_loop.suite:
             from tools.recipes.closed_loop import ClosedLoop  # and with it simulators
@@ -307,9 +313,7 @@ def _run(
             config.trainer,
             with_groups(config.optimizer, groups_of(model)),
             mesh=mesh,
-            initial=None
-            if paths.init is None
-            else partial(begin_from, paths.init, model, seed=seed),
+            initial=initial,
             hooks=[Hook(config.trainer.eval_every, measure) for measure in measures],
             track=paths.track,
         )
