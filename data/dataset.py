@@ -305,6 +305,7 @@ class EpisodeAccess:
           IndexError: there is no such episode.
           DatasetError: it cannot be read.
         """
+        i = self._numbered(i)
         columns = self.columns(i)
         seen = [c for c, there in zip(self.cameras, self.present[i], strict=True) if there]
         frames = {camera: self.frames(i, camera) for camera in seen}
@@ -314,15 +315,19 @@ class EpisodeAccess:
         return len(self.lengths)
 
     def __getitem__(self: Any, i: int) -> LoadedEpisode:
+        i = self._numbered(i)
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"{self.root}: no episode {i}; there are {len(self)}.")
+        episode: LoadedEpisode = self.episode(i % len(self))
+        return episode
+
+    def _numbered(self: Any, i: object) -> int:
         if not isinstance(i, int | np.integer):
             raise TypeError(
                 f"{self.root}: dataset[{short(i)}] names no episode; give its number, of 0 to "
                 f"{len(self) - 1}, and then a column or camera, as in dataset[0]['action']."
             )
-        if not -len(self) <= i < len(self):
-            raise IndexError(f"{self.root}: no episode {i}; there are {len(self)}.")
-        episode: LoadedEpisode = self.episode(int(i) % len(self))
-        return episode
+        return int(i)
 
     def __repr__(self: Any) -> str:
         from data.columns import BOOKKEEPING  # which needs pyarrow

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from models.files.lfs import pointer
+from models.files.terminal import first_line
 
 
 class DatasetError(ValueError):
@@ -93,11 +94,6 @@ def naming_damage(
         if isinstance(file, Path) and file.is_file():
             require_content(file)
         raise DatasetError(file, field, sentence.format(reason=first_line(raised))) from None
-
-
-def first_line(raised: Exception) -> str:
-    """The first line of an exception's message, or the name of its type."""
-    return (str(raised).splitlines() or [type(raised).__name__])[0]
 
 
 def short(value: object) -> str:

@@ -26,6 +26,7 @@ from models.inputs.observation import (
     Observations,
     RobotObservation,
     inputs_of,
+    kind_of,
     samples_of,
 )
 from models.inputs.packed_batch import Layout, PackedBatch, Sample, most_images, pack
@@ -134,16 +135,27 @@ class Policy:
         Raises:
           ValueError: cameras or state dims do not match the embodiment's, or there is no row.
         """
-        images, states = (np.asarray(x) for x in observation)
         robot = self._robot
-        if images.shape[1] != len(robot.cameras):
+        if not isinstance(observation, tuple | list) or len(observation) != 2:
             raise ValueError(
-                f"Embodiment '{robot.name}' has cameras {list(robot.cameras)}, got "
-                f"{images.shape[1]} images."
+                f"act takes a pair, (images [n, cameras, h, w, 3], states [n, s]), got "
+                f"{kind_of(observation)}; `infer` takes an observation by its keys."
+            )
+        images, states = (np.asarray(x) for x in observation)
+        if images.ndim != 5 or images.shape[1] != len(robot.cameras):
+            raise ValueError(
+                f"Embodiment '{robot.name}' has cameras {list(robot.cameras)}, so images are [n, "
+                f"{len(robot.cameras)}, h, w, 3], got {list(images.shape)}."
+            )
+        texts = [] if isinstance(prompts, str) or prompts is None else list(prompts)
+        if states.ndim != 2 or not len(images) == len(states) == len(texts):
+            raise ValueError(
+                f"Images {list(images.shape)} came with states {list(states.shape)} and the "
+                f"prompts {kind_of(prompts)}; each of the n needs a state and a prompt, in a list."
             )
         observations = [
             RobotObservation(dict(zip(robot.cameras, shown, strict=True)), prompt, state)
-            for shown, state, prompt in zip(images, states, prompts, strict=True)
+            for shown, state, prompt in zip(images, states, texts, strict=True)
         ]
         return self.sample_actions(self.prepare(observations, keys))
 
@@ -241,9 +253,9 @@ class Policy:
         Raises:
           ValueError: as `infer`.
         """
-        observations = (
-            self._read(observation).rows if isinstance(observation, Mapping) else observation
-        )
+        listed: Any = observation if isinstance(observation, Sequence) else [observation]
+        read = all(isinstance(one, RobotObservation) for one in listed)
+        observations: Sequence[RobotObservation] = listed if read else self._read(observation).rows
         if session is not None:
             if len(observations) != 1 or previous is not None or not isinstance(committed, int):
                 raise ValueError(
@@ -509,10 +521,13 @@ class Policy:
     def _robot(self) -> Embodiment:
         return self._prepared().embodiments[self.embodiment]
 
-    def _read(
-        self, observation: Mapping[str, Any], rows: Mapping[str, int] | None = None
-    ) -> Observations:
+    def _read(self, observation: Any, rows: Mapping[str, int] | None = None) -> Observations:
         inputs = self.inputs
+        if not isinstance(observation, Mapping):
+            raise ValueError(
+                f"The observation is {kind_of(observation)}; expected a map of "
+                f"{sorted(inputs.expected)}."
+            )
         if isinstance(observation.get("image"), Mapping):
             inputs = replace(inputs, optional=frozenset(inputs.cameras))
         return inputs.read(observation, rows)

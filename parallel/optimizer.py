@@ -335,6 +335,16 @@ def _check(config: OptimizerConfig) -> None:
             f"optimizer.warmup_steps is {config.warmup_steps} and decay_steps "
             f"{config.decay_steps}; warm-up must end before the decay does."
         )
+    for name in ("b1", "b2"):
+        if not 0 <= (rate := getattr(config, name)) < 1:
+            raise ValueError(
+                f"optimizer.{name} is {rate}; a decay of moments is at least 0 and below 1."
+            )
+    if config.eps <= 0 or config.weight_decay < 0:
+        raise ValueError(
+            f"optimizer.eps is {config.eps} and weight_decay {config.weight_decay}; the first must "
+            "be above 0, the second at least 0."
+        )
     if config.learning_rate <= 0 or config.clip_norm <= 0:
         raise ValueError(
             f"optimizer.learning_rate is {config.learning_rate} and clip_norm {config.clip_norm}; "

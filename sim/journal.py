@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from models.files.whole_text import read_whole
 from sim.results import Episode
 
 
@@ -74,7 +75,7 @@ class Journal:
             self._episodes.setdefault(row["condition"], []).append(_episode(row["episode"]))
 
     def _read(self) -> None:
-        data = self._path.read_bytes()
+        data = read_whole(self._path)
         whole = data.rfind(b"\n") + 1
         for number, line in enumerate(data[:whole].splitlines(), 1):
             try:

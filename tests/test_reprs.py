@@ -123,6 +123,7 @@ def test_text_views_fit_a_screen_and_mistakes_answer_in_a_sentence(dataset):
         (lambda: dataset[2], IndexError, "no episode 2; there are 2."),
         (lambda: dataset["action"], TypeError, r"dataset\['action'\] names no episode; give its n"),
         (lambda: dataset.episode(99), IndexError, "no episode 99; there are 2."),
+        (lambda: dataset.episode("0"), TypeError, r"dataset\['0'\] names no episode; give its nu"),
         (lambda: dataset[0]["actions"], KeyError, "no 'actions'; the episode has 'observation.st"),
     ):
         with pytest.raises(error, match=message):

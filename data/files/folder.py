@@ -26,6 +26,7 @@ from data.files.names import file_within
 from models.files.address import parse
 from models.files.bucket import VERSION_KEYS, file_system
 from models.files.hub import HubPlace
+from models.files.terminal import first_line
 from models.files.user_cache import user_cache
 from models.files.whole_text import replacing
 
@@ -292,7 +293,8 @@ def _open_hub(url: str) -> HubFolder:
 
 
 def _open_bucket(url: str) -> BucketFolder:
-    _, root = file_system(url)
+    with _storage_errors(url):
+        _, root = file_system(url)
     return BucketFolder(url, root, user_cache("files"))
 
 
@@ -317,17 +319,19 @@ def _short(text: str) -> str:
 
 @contextmanager
 def _storage_errors(file: Path | str) -> Iterator[None]:
+    """Turns a storage's failures, of its clients' own kinds, into errors that name the file."""
     try:
         yield
-    except DatasetError:
+    except (ValueError, MemoryError):
         raise
     except FileNotFoundError:
         raise _missing(file) from None
-    except OSError as error:
+    except Exception as error:
         raise DatasetError(
             file,
             "file",
-            f"cannot be reached ({error}); check the connection and your access, then try again.",
+            f"cannot be reached ({first_line(error)}); check the connection and your access, then "
+            "try again.",
         ) from error
 
 

@@ -16,8 +16,9 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data.errors import DatasetError, first_line, naming_damage
+from data.errors import DatasetError, naming_damage
 from data.files.folder import LocalFolder, open_folder
+from models.files.terminal import first_line
 
 MARK = "catalogue.json"
 

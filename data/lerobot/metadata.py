@@ -6,7 +6,8 @@ its users add some with every release.
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -134,6 +135,24 @@ def file_pattern(folder: Folder, info: Mapping[str, Any], field: str) -> str:
 def by_number(name: str) -> list[str | int]:
     """Sort key that puts file-1000 after file-999."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+
+
+def one_text_each(file: Path | str, indices: Iterable[int], texts: Iterable[str]) -> dict[int, str]:
+    """The texts by their index.
+
+    Raises:
+      DatasetError: an index has two texts.
+    """
+    found: dict[int, str] = {}
+    for index, text in zip(indices, texts, strict=True):
+        if found.setdefault(index, text) != text:
+            raise DatasetError(
+                file,
+                f"task_index {index}",
+                f"has two texts, {short(found[index])} and {short(text)}; keep the one that its "
+                "episodes show.",
+            )
+    return found
 
 
 def robot_type(info: Mapping[str, Any]) -> str | None:

@@ -16,7 +16,7 @@ from jaxtyping import Bool
 from data.errors import DatasetError, naming_damage
 from data.files.folder import Folder
 from data.files.limits import MOST_FRAMES
-from data.lerobot.metadata import file_name, file_pattern
+from data.lerobot.metadata import file_name, file_pattern, one_text_each
 
 _BLOCK_BYTES = 1 << 26
 
@@ -74,7 +74,8 @@ class MetadataV21:
     def tasks(self) -> dict[int, str]:
         kinds = {"task_index": pa.int64(), "task": pa.string()}
         table = _read_lines(self._folder, self.tasks_file, kinds)
-        return dict(zip(table["task_index"].to_pylist(), table["task"].to_pylist(), strict=True))
+        pairs = (table[name].to_pylist() for name in kinds)
+        return one_text_each(self._folder.path(self.tasks_file), *pairs)
 
     def _name(self, field: str, episode: int, **values: str) -> str:
         number = int(self.numbers[episode])

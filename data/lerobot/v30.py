@@ -17,7 +17,7 @@ from data.columns import BOOKKEEPING, open_parquet, read_columns, read_table, to
 from data.errors import DatasetError, MissingFileError, naming_damage
 from data.files.folder import Folder
 from data.files.limits import MOST_FRAMES
-from data.lerobot.metadata import JOURNAL, by_number, file_name, file_pattern
+from data.lerobot.metadata import JOURNAL, by_number, file_name, file_pattern, one_text_each
 
 _READERS = 2
 _EPISODES = "meta/episodes/*/*.parquet"
@@ -101,7 +101,7 @@ class MetadataV30:
             )
         indices = to_numpy(file, "task_index", table["task_index"], BOOKKEEPING["task_index"])
         texts = to_numpy(file, text, table[text], {"dtype": "string", "shape": (1,)})
-        return dict(zip(indices.tolist(), texts.reshape(-1).tolist(), strict=True))
+        return one_text_each(file, indices.reshape(-1).tolist(), texts.reshape(-1).tolist())
 
     def _hinted(self, table: pa.Table) -> Int64[np.ndarray, " e"]:
         """Number of the data file that each episode names; 0 if that file is not there."""

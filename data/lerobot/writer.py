@@ -74,8 +74,14 @@ class DatasetWriter:
         self.path = Path(path)
         _require_free(self.path, resume)
         require_plain(robot_type or "unknown", "Robot")
+        if not isinstance(fps, int) or fps < 1:
+            raise ValueError(f"fps is {fps!r}; give a whole number of frames per second, from 1.")
+        if not isinstance(encoding, VideoEncoding):
+            raise ValueError(f"encoding is {encoding!r}; give a VideoEncoding, or leave it out.")
         self.fps, self.robot_type = fps, robot_type
         self.features = {name: _checked(name, f) for name, f in features.items()}
+        if not self.features:
+            raise ValueError("The features are empty; declare the columns and cameras to write.")
         self._cameras = [n for n, f in self.features.items() if f["dtype"] == "video"]
         self._given = [n for n in self.features if n not in self._cameras]
         self._made = BOOKKEEPING | ({INDEX: BOOKKEEPING["task_index"]} if subtasks else {})
@@ -253,6 +259,11 @@ class DatasetWriter:
         }
         for camera in self._cameras:
             picture, shape = frames[camera], (length, *self.features[camera]["shape"])
+            if not hasattr(picture, "dtype"):
+                raise ValueError(
+                    f"{where}, camera '{camera}': frames are {type(picture).__name__}, expected an "
+                    f"array of uint8 {shape}."
+                )
             if picture.dtype != np.uint8 or picture.shape != shape:
                 raise ValueError(
                     f"{where}, camera '{camera}': frames are {picture.dtype} {picture.shape}, "
@@ -303,8 +314,13 @@ def _require_free(path: Path, resume: bool) -> None:
 
 
 def _checked(name: str, feature: Mapping[str, Any]) -> dict[str, Any]:
-    dtype, shape = feature["dtype"], tuple(int(n) for n in feature["shape"])
     require_plain(name, "Feature")
+    try:
+        dtype, shape = feature["dtype"], tuple(int(n) for n in feature["shape"])
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(
+            f"Feature '{name}' is {feature!r}; give its dtype and its shape, such as (n,)."
+        ) from None
     if name in BOOKKEEPING:
         raise ValueError(
             f"Feature '{name}' is a column that the writer adds itself; choose another name."
@@ -348,6 +364,11 @@ def _checked_column(
         raise ValueError(
             f"{where}, column '{name}', step {step}: value {told[step].tolist()} does not fit "
             f"{feature['dtype']}; declare a wider type."
+        )
+    if value.dtype == np.uint64 and value.max() > np.iinfo(np.int64).max:
+        raise ValueError(
+            f"{where}, column '{name}': {value.max()} does not fit the statistics, which are "
+            "int64; declare a float type."
         )
     bad = ~np.isfinite(value).all(axis=1)
     if bad.any():

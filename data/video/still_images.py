@@ -14,10 +14,11 @@ import pyarrow as pa
 from jaxtyping import Bool, Int64, UInt8
 from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 
-from data.errors import DatasetError, first_line, naming_damage, short
+from data.errors import DatasetError, naming_damage, short
 from data.files.folder import Folder
 from data.files.limits import require_pixels, room_for
 from data.files.names import is_within
+from models.files.terminal import first_line
 
 
 def encoded(folder: Folder, file: Any, camera: str, cells: pa.Array) -> pa.Array:

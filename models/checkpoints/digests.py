@@ -22,6 +22,7 @@ import google_crc32c
 
 from models.checkpoints.declared import check_regular
 from models.files.on_disk import to_disk
+from models.files.whole_text import read_whole
 
 NAME = "digests.json"
 Digests = dict[str, tuple[int, str]]
@@ -97,7 +98,7 @@ def damage(folder: Path, *, skip: str | None = None, index: int = 0, count: int 
         raise FileNotFoundError(f"{folder} does not exist; it may have been removed meanwhile.")
     if not is_sealed(folder):
         return [f"{folder / NAME} is missing."]
-    saved = _decode((folder / NAME).read_bytes())
+    saved = _decode(read_whole(folder / NAME))
     if saved is None:
         return [f"{folder / NAME} is damaged: it does not match its own digest."]
     there = set(names(folder))

@@ -19,6 +19,8 @@ LARGEST_HORIZON = 2**14
 LARGEST_DIMS = 2**12
 LARGEST_DRAWS = 2**10
 """Limit of noised chunks per observation, and of Euler steps."""
+LARGEST_CREW = 2**12
+"""Limit of processes, or of threads of one, that a machine starts for one purpose."""
 
 _LONGEST_NAME = 200
 

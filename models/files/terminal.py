@@ -43,8 +43,13 @@ def counted(number: int, noun: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """First line of an error's message without its period; the error's kind if it says nothing."""
-    text = next(iter(str(error).splitlines()), "").strip().rstrip(".")
+    """First line of an error's message without its period, and the second after one that ends with
+    a colon; the error's kind if it says nothing. Of a SystemError, which C code raises over another
+    error, that one's."""
+    if isinstance(error, SystemError) and error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines()] or [""]
+    text = " ".join(lines[: 1 + lines[0].endswith(":")]).rstrip(".")
     return text or type(error).__name__
 
 

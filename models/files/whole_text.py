@@ -1,9 +1,9 @@
-"""Files that are written whole or not at all, such as pages and findings."""
+"""Files that are written whole or not at all, such as pages and findings, and read whole."""
 
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from errno import ENOTDIR
+from errno import EINVAL, ENOTDIR
 from os import strerror
 from pathlib import Path
 
@@ -25,6 +25,17 @@ def write_whole(path: Path, text: str) -> None:
         raise NotADirectoryError(ENOTDIR, strerror(ENOTDIR), str(path)) from error
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def read_whole(path: Path) -> bytes:
+    """The content of a regular file; a pipe or a device may have no end.
+
+    Raises:
+      OSError: it is something else, or cannot be read.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(EINVAL, "it is not a regular file", str(path))
+    return path.read_bytes()
 
 
 def require_replaceable(path: Path) -> None:

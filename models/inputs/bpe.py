@@ -5,6 +5,7 @@ added tokens beside them. It is stored in the checkpoint, compressed.
 """
 
 import base64
+import re
 import zlib
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +27,8 @@ _SPLIT = (
 )
 """Qwen2's pieces of text, which no merge crosses."""
 _FILES = ("tokenizer.json", "vocab.json")
+_SPECIAL = re.compile(r"<.*>|\[.*\]")
+"""Tokens that no merge makes, such as <|endoftext|>, which some vocabularies list."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,15 @@ def _from_vocabulary(folder: Path) -> Core:
     lines = merges.read_text(encoding="utf-8").split("\n")
     rules = [x.partition(" ") for x in lines if x and not x.startswith("#version")]
     pairs = [(first, second) for first, _, second in rules]
-    core = Core(models.BPE(read_json(vocabulary), pairs))
+    tokens, added = read_json(vocabulary), _added(folder)
+    known = {first + second for first, second in pairs} | {x.content for x in added.values()}
+    lost = [x for x in tokens if len(x) > 1 and x not in known and not _SPECIAL.fullmatch(x)]
+    if lost:
+        raise ValueError(
+            f"{merges} has no rule for {len(lost)} of the tokens of {vocabulary.name}, such as "
+            f"{lost[0]!r}: it was cut off"
+        )
+    core = Core(models.BPE(tokens, pairs))
     core.normalizer = normalizers.NFC()
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -156,7 +167,7 @@ def _from_vocabulary(folder: Path) -> Core:
         ]
     )
     core.decoder = decoders.ByteLevel()
-    for id, token in sorted(_added(folder).items()):
+    for id, token in sorted(added.items()):
         core.add_tokens([token])
         if core.token_to_id(token.content) != id:
             raise ValueError(

@@ -282,6 +282,8 @@ def samples_of(
     """
     robot = processor.embodiments[embodiment]
     for one in observations:
+        if not isinstance(one.prompt, str | np.ndarray):
+            raise ValueError(f"The prompt is {kind_of(one.prompt)}; expected text.")
         _check_cameras(one.images, robot.cameras)
         for name, x in one.images.items():
             if x.dtype != np.uint8 or x.ndim != 3 or x.shape[-1] != 3:
@@ -328,7 +330,8 @@ def _picture(name: str, value: Any) -> UInt8[np.ndarray, "*b h w 3"]:
         told += f" from {low:g} to {high:g}"
         if low >= 0 and high <= 1:
             picture = (255 * picture).astype(np.uint8)
-    if picture.dtype != np.uint8 or picture.ndim not in (3, 4) or picture.shape[-1] != 3:
+    shaped = picture.ndim in (3, 4) and picture.shape[-1] == 3 and 0 not in picture.shape[-3:]
+    if picture.dtype != np.uint8 or not shaped:
         raise ValueError(
             f"Image '{name}' is {told}; expected uint8 [height, width, 3] in RGB, or floats from 0 "
             "to 1."

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from models.config import from_json
-from models.files.bounds import check_positive
+from models.files.bounds import check_positive, check_size
 from models.files.foreign_json import loads
 from parallel.planning.reliability import LLAMA3_FAILURES
 
 GIGA = 1e9
+_MOST_DEVICES = 2**20
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class Cluster:
                 f"cluster.devices is {self.devices} in nodes of {self.node} (cluster.node); "
                 f"expected whole nodes: a multiple of {self.node}, or less than one node."
             )
+        check_size("cluster.devices", self.devices, _MOST_DEVICES)
         priced = {} if self.price is None else {"price": self.price}
         check_positive({"cluster.failures": self.failures} | priced)
         if not 0 <= self.jitter < math.inf:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from models.files.terminal import Console
+from models.files.whole_text import read_whole
 from parallel.runs.atomic import replace_text
 
 Fits = Callable[[Any], object]
@@ -86,7 +87,7 @@ def _whole(digits: str) -> int:
 def _scan(path: Path, fits: Fits) -> tuple[list[dict[str, Any]], list[int], bool]:
     """Good lines, the numbers of damaged ones, and whether the last line was incomplete."""
     good, damaged = [], []
-    *whole, torn = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    *whole, torn = read_whole(path).split(b"\n") if path.exists() else [b""]
     for number, text in enumerate(whole, 1):
         try:
             line = json.loads(text, parse_int=_whole)

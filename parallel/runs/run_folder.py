@@ -11,6 +11,7 @@ from typing import Any
 
 from models.checkpoints import own
 from models.files.terminal import Console
+from models.files.whole_text import read_whole
 from parallel.runs.atomic import replace_text
 from parallel.runs.json_lines import set_aside
 
@@ -129,7 +130,7 @@ def read_config(directory: Path, console: Console) -> Json | None:
     """
     path = directory / CONFIG_NAME
     with suppress(ValueError, RecursionError):
-        config = json.loads(path.read_bytes())
+        config = json.loads(read_whole(path))
         if isinstance(config, dict):
             return config
     copy, found = set_aside(path), None
@@ -150,5 +151,5 @@ def read_config(directory: Path, console: Console) -> Json | None:
 def _at(saved: Path) -> str:
     """The step that the note in saved.json names, if it can still be read."""
     with suppress(ValueError, RecursionError, KeyError, TypeError):
-        return f" at step {int(json.loads(saved.read_bytes())['step'])}"
+        return f" at step {int(json.loads(read_whole(saved))['step'])}"
     return ""

@@ -50,6 +50,46 @@ def test_a_rows_chunk_does_not_depend_on_its_neighbours_or_its_place(policy):
     assert np.abs(among[[0, 1, 3]] - whole[[0, 1, 3]]).max() > 1e-3
 
 
+@pytest.mark.parametrize(
+    ("observation", "prompts", "message"),
+    [
+        (lambda i, s: (i, s), PROMPTS[0], "each of the n needs a state and a prompt"),
+        (lambda i, s: (i, s), PROMPTS[:4], "each of the n needs a state and a prompt"),
+        (lambda i, s: (i, s), None, "each of the n needs a state and a prompt"),
+        (lambda i, s: (i, s), [3] * 5, "The prompt is int 3; expected text"),
+        (lambda i, s: (i, s[:3]), PROMPTS, "each of the n needs a state and a prompt"),
+        (lambda i, s: (i, None), PROMPTS, "each of the n needs a state and a prompt"),
+        (
+            lambda i, s: (i[:, 0], s),
+            PROMPTS,
+            r"are \[n, 1, h, w, 3\], got \[5, 8, 8, 3\]",
+        ),
+        (lambda i, s: (None, s), PROMPTS, r"are \[n, 1, h, w, 3\], got \[\]"),
+        (lambda i, s: i, PROMPTS, "act takes a pair, .* `infer` takes an observation by its keys"),
+        (lambda i, s: {"images": i, "state": s}, PROMPTS, "act takes a pair"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_what_act_cannot_read_is_refused_in_a_sentence(policy, observation, prompts, message):
+    with pytest.raises(ValueError, match=message):
+        policy.act(observation(*seen()), prompts)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("observation", [3, None, "x", [{"image": {}}]])
+def test_an_observation_that_is_no_map_is_refused_with_its_entries(policy, observation):
+    with pytest.raises(ValueError, match=r"The observation is .*; expected a map of \['obs"):
+        policy.infer(observation)
+
+
+@pytest.mark.parametrize("shape", [(0, 0, 3), (0, 8, 3), (8, 0, 3)])
+def test_a_picture_without_pixels_is_refused(policy, shape):
+    one = openpi(1)
+    (camera,) = one["image"]
+    with pytest.raises(ValueError, match=r"Image '.*' is uint8 .*; expected uint8"):
+        policy.infer({**one, "image": {camera: np.zeros(shape, np.uint8)}})
+
+
 def test_with_one_size_the_number_of_rows_changes_not_a_bit(policy):
     alone = replace(policy, sizes=(4,))
     pictures, states = seen()

@@ -311,6 +311,20 @@ def test_a_method_that_is_none_is_refused_with_its_name(name, error, why):
         make_optimizer(replace(OPTIMIZER, name=name))
 
 
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        *(({name: x}, rf"optimizer\.{name} is {x}") for name in ("b1", "b2") for x in (1, -1, 2)),
+        ({"eps": 0.0}, r"optimizer\.eps is 0\.0"),
+        ({"eps": -1e-8}, r"optimizer\.eps is -1e-08"),
+        ({"weight_decay": -1.0}, r"weight_decay -1\.0; .* at least 0"),
+    ],
+)
+def test_moments_and_decays_that_no_step_survives_are_refused(change, why):
+    with pytest.raises(ValueError, match=why):
+        make_optimizer(replace(OPTIMIZER, **change))
+
+
 def test_schedule_free_without_a_way_to_the_average_is_refused():
     with pytest.raises(ValueError, match=r"b1 is 0; with 'schedule_free' it must be above 0 and"):
         make_optimizer(replace(OPTIMIZER, name="schedule_free", b1=0))

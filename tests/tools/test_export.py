@@ -316,6 +316,14 @@ def test_pictures_are_fitted_outside_as_the_policy_fits_them(kind, tmp_path):
         wanted = np.stack([fit(picture) for picture in seen])[:, None]
         assert found.dtype == wanted.dtype
         np.testing.assert_array_equal(found, wanted)
+    for wrong, given in (
+        ({"wrist": seen[0]}, "NoneType"),
+        ({"front": seen[0][..., 0]}, r"uint8 \[11, 13\]"),
+        ({"front": seen[0] / 255}, "float64"),
+        ({"front": "x"}, "str"),
+    ):
+        with pytest.raises(ValueError, match=rf"Picture 'front' is {given}.*; expected uint8 \[h"):
+            policy.pictures([wrong])
 
 
 def test_a_policy_is_described_from_a_clone_that_is_not_installed(monkeypatch):

@@ -237,7 +237,11 @@ def test_what_cannot_train_is_refused_before_anything_is_written(finished, datas
         train.run(train.Paths(str(dataset), out, resume=True), SMALL, QUIET)
     with pytest.raises(ValueError, match="continue with --resume"):
         train.run(train.Paths(str(dataset), finished), SMALL, QUIET)
+    for inside in (dataset, dataset / "run"):
+        with pytest.raises(ValueError, match=r"is inside of .*, which is read"):
+            train.run(train.Paths(str(dataset), inside), SMALL, QUIET)
     assert not out.exists()
+    assert not (dataset / "run").exists()
 
 
 def damaged(dataset: Path, tmp_path: Path) -> Path:

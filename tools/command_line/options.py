@@ -122,6 +122,8 @@ def with_value(arguments: Sequence[str], flag: str, value: str, warn: bool = Tru
 _VALUES = ConstructorRegistry()
 _HUGE = 2**53
 """The largest whole number that is exact as a float."""
+_LARGEST = 3.4e38
+"""About the largest float32, in which programs compute."""
 
 
 class _Refused(BaseException):
@@ -147,7 +149,7 @@ def _path(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Path] | None:
 def _number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[float] | None:
     def given(arguments: Sequence[str]) -> float:
         value = info.type(arguments[0])
-        if not abs(value) <= (_HUGE if info.type is int else sys.float_info.max):
+        if not abs(value) <= (_HUGE if info.type is int else _LARGEST):
             limit = f"; give at most {_HUGE}" if info.type is int else "; give another"
             raise _Refused(arguments[0], f"{arguments[0]} is no number to work with{limit}.")
         return value

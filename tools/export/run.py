@@ -74,11 +74,21 @@ class ExportedPolicy:
             fitted = fit(told["kind"], size)
             found[told["input"]] = np.stack(
                 [
-                    np.stack([fitted(seen[name]) for name in told["cameras"]])
+                    np.stack([fitted(self._picture(seen, name)) for name in told["cameras"]])
                     for seen in observations
                 ]
             )
         return found
+
+    def _picture(self, seen, name):
+        picture = seen.get(name)
+        given = f"{getattr(picture, 'dtype', type(picture).__name__)} {list(np.shape(picture))}"
+        if given[:6] != "uint8 " or picture.ndim != 3 or picture.shape[-1] != 3:
+            raise ValueError(
+                f"Picture '{name}' is {given}; expected uint8 [height, width, 3] for each of the "
+                f"cameras {self.facts['cameras']}."
+            )
+        return picture
 
     def tokens(self, prompts, states):
         """Token ids of prompts, padded with 0, and their lengths."""

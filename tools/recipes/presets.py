@@ -21,7 +21,7 @@ from models import Layout, Scaling
 from models.attention.ring import RUN
 from models.families.presets import ModelPreset
 from models.files import built_in
-from models.files.bounds import check_least, check_sizes
+from models.files.bounds import LARGEST_CREW, check_least, check_size, check_sizes
 from models.files.own_file import load
 from models.files.terminal import Console, harmless, say
 from models.inputs.augment import AugmentConfig
@@ -110,6 +110,9 @@ class RunConfig:
             "closed_loop.replan_steps": (loop.replan_steps, 1),
         }
         check_least(least)
+        most = {"workers": data.workers, "threads": data.threads or 1}
+        for name, count in most.items():
+            check_size(f"data.{name}", count, LARGEST_CREW, least=0)
         if data.holdout >= 1:
             raise ValueError(f"data.holdout is {data.holdout}; give a share below 1.")
 
@@ -219,7 +222,8 @@ def shortened(
     ends, warmup = optimizer.decay_steps or updates, optimizer.warmup_steps
     if optimizer.decay_steps:
         length = option.replace("warmup", "decay")
-    if given(arguments, option) or not given(arguments, length) or 2 * warmup <= ends:
+    chosen = given(arguments, option) or not given(arguments, length)
+    if chosen or ends < 1 or 2 * warmup <= ends:
         return optimizer
     shorter = ends // 10
     said = (

@@ -19,6 +19,7 @@ import tyro
 from jax.sharding import Mesh
 
 from data.dataset import use_format
+from data.files.partial import require_apart
 from data.loader.loader import Loader
 from data.mixture.mixture import is_mixture
 from data.packing.plan import Plan
@@ -47,7 +48,7 @@ from parallel.mesh import make_mesh, replicated, row_shards
 from parallel.monitor.metrics import read_metrics
 from parallel.optimizer import with_groups
 from parallel.runs.mirror import put_logs
-from parallel.runs.run_folder import CONFIG_NAME, Run, RunFolder, read_config
+from parallel.runs.run_folder import CONFIG_NAME, Run, RunFolder, holds_run, read_config
 from parallel.shell import Resume, opened
 from parallel.step import TrainState
 from parallel.trackers.trackers import check_trackers
@@ -162,6 +163,8 @@ def run(paths: Paths, config: RunConfig, console: Console | None = None) -> Trai
     resume: Resume = paths.resume or ("auto" if restarts() else False)
     check_start(config.rows.number, mesh, config.trainer, config.optimizer)
     check_trackers(paths.track)
+    if not holds_run(out):
+        require_apart(out, [paths.data])
     with opened(out, resume, console, paths.mirror) as folder:
         return _run(paths, config, console, mesh, folder)
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 
+from models.files.whole_text import read_whole
+
 _DATA = re.compile(r"data:(video/mp4|image/jpeg);base64,[A-Za-z0-9+/]+={0,2}")
 _VOID = {"meta", "rect", "line", "circle", "path", "polyline", "polygon", "img", "br"}
 _MOST_BYTES = 100_000_000
@@ -43,7 +45,7 @@ def read_films(folder: Path) -> tuple[list[Film], list[str]]:
             if path.stat().st_size > _MOST_BYTES:
                 raise ValueError(f"it has over {_MOST_BYTES // 10**6} MB")
             reader = _Reader()
-            reader.feed(path.read_text(encoding="utf-8"))
+            reader.feed(read_whole(path).decode())
         except (OSError, ValueError) as error:
             damage.append(f"{path} cannot be read ({error}).")
             continue

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from models.files.terminal import first_line
+from models.files.whole_text import read_whole
 from sim.statistics import Rate
 
 NAME = "evaluation.json"
@@ -27,7 +28,7 @@ def read_rates(path: Path) -> tuple[str, dict[str, Rate]]:
       OSError: it cannot be read.
     """
     try:
-        summary = json.loads(path.read_bytes())
+        summary = json.loads(read_whole(path))
         evaluations = summary["evaluations"]
         told = summary if "suite" in summary else next(iter(evaluations.values()))
         suite = told["suite"]

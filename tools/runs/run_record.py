@@ -16,6 +16,7 @@ from typing import Any
 from flax.traverse_util import flatten_dict
 
 from data.files import cached
+from models.files.whole_text import read_whole
 from parallel.evaluations import HELD_OUT_LOSS, Evaluations
 from parallel.hooks import due
 from parallel.monitor import goodput, metrics
@@ -213,7 +214,7 @@ def _read(folder: Path, name: str) -> RunRecord:
     def values(file: str | Path) -> dict[str, Any]:
         path = folder / file
         try:
-            if isinstance(found := json.loads(path.read_bytes()), dict):
+            if isinstance(found := json.loads(read_whole(path)), dict):
                 return found
             raise ValueError
         except FileNotFoundError:

@@ -7,7 +7,7 @@ untrusted file could fill a dataset with other content of the disk.
 import json
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from data.lerobot.importing.recording import (
     natural,
     require_alike,
 )
+from models.files.foreign_json import DEEPEST
 
 _SUFFIXES = (".hdf5", ".h5", ".hdf")
 
@@ -51,7 +52,7 @@ def _recognises(path: Path) -> bool:
 def _check(path: Path, layout: ImportLayout) -> CheckedRecording:
     """Checks the shapes, types and times of all episodes."""
     first: CheckedRecording | None = None
-    with _open(path) as root:
+    with _open(path) as root, _reading(path, "file"):
         names = _episode_names(path, root, layout)
         for name in names:
             resolved, arrays, _ = _rows_of(path, root, name, layout)
@@ -70,12 +71,13 @@ def _check(path: Path, layout: ImportLayout) -> CheckedRecording:
 def _episodes(path: Path, layout: ImportLayout) -> Iterator[list[PendingEpisode]]:
     with _open(path) as root:
         found = list[PendingEpisode]()
-        for name in _episode_names(path, root, layout):
-            times = None
-            if layout.time:
-                times = _rows_of(path, root, name, layout)[1][layout.time][:]
-            read = partial(_read, path, root, name, layout)
-            found += pending(path, _place(name), layout, times, read)
+        with _reading(path, "file"):
+            for name in _episode_names(path, root, layout):
+                times = None
+                if layout.time:
+                    times = _rows_of(path, root, name, layout)[1][layout.time][:]
+                read = partial(_read, path, root, name, layout)
+                found += pending(path, _place(name), layout, times, read)
         yield found
 
 
@@ -101,13 +103,18 @@ def _read(
     layout: ImportLayout,
     rows: Int64[np.ndarray, " t"] | None,
 ) -> ImportedEpisode:
-    resolved, arrays, count = _rows_of(path, root, name, layout)
-    whole, task = slice(0, count), _told(path, root, name, layout)
-    sentence = "cannot be read ({reason}); copy the file again."
-    with naming_damage(path, name or "file", sentence, caught=(OSError,)):
+    with _reading(path, name or "file"):
+        resolved, arrays, count = _rows_of(path, root, name, layout)
+        whole, task = slice(0, count), _told(path, root, name, layout)
         found = read_rows(path, _place(name), resolved, arrays, whole, task, rows)
     require_filled(path, _place(name), found.columns)
     return found
+
+
+def _reading(path: Path, place: str) -> AbstractContextManager[None]:
+    """Turns what h5py raises on damage, of many types, into an error that names the file."""
+    sentence = "cannot be read ({reason}); copy the file again."
+    return naming_damage(path, place, sentence, kept=(MemoryError,))
 
 
 def _lost(arrays: Mapping[str, Any], name: str) -> Unwritten | None:
@@ -214,6 +221,12 @@ def _names(group: Any) -> list[str]:
     h5py, found = library("h5py", "An HDF5 file"), list[str]()
 
     def visit(name: str, link: Any) -> None:
+        if name.count("/") >= DEEPEST:
+            raise DatasetError(
+                group.file.filename,
+                short(name),
+                f"is nested beyond {DEEPEST} groups; copy it to a group nearer to the top.",
+            )
         if not isinstance(link, h5py.HardLink) or hasattr(group[name], "shape"):
             found.append(name)
 

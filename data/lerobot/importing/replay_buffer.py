@@ -5,6 +5,7 @@ XL.
 zarr package reads formats 2 and 3 of zarr; imagecodecs reads JPEG XL.
 """
 
+import os
 import re
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
-from data.errors import DatasetError, first_line, naming_damage, short
+from data.errors import DatasetError, naming_damage, short
 from data.files.json_file import read_json
 from data.files.limits import require_budget, require_text
 from data.lerobot.importing.arrays import (
@@ -39,6 +40,7 @@ from data.lerobot.importing.recording import (
     instruction,
     library,
 )
+from models.files.terminal import first_line
 
 _ENDS = "meta/episode_ends"
 _GROUP_FILES = (".zgroup", "zarr.json")
@@ -155,7 +157,8 @@ def _open(path: Path) -> Iterator["_Buffer"]:
 
 
 def _require_sizes(path: Path, files: Any) -> None:
-    """Raises DatasetError if metadata, or an entry of a zip file, unpacks to far too much."""
+    """Raises DatasetError if metadata, or an entry of a zip file, unpacks to far too much, or a
+    folder's entry is no file."""
     if isinstance(files, zipfile.Path):
         size = path.stat().st_size
         for entry in files.root.infolist():
@@ -163,11 +166,12 @@ def _require_sizes(path: Path, files: Any) -> None:
                 require_text(path, f"'{entry.filename}'", entry.file_size)
             require_budget(path, f"'{entry.filename}'", entry.file_size, size)
         return
-    folders = [path, *(path / top for top in ("data", "meta"))]
-    folders += [entry for top in folders[1:] if top.is_dir() for entry in top.iterdir()]
-    for file in (folder / name for folder in folders for name in _METADATA):
-        if file.is_file():
-            require_text(path, f"'{file.relative_to(path)}'", file.stat().st_size)
+    for folder, _, names in os.walk(path):
+        for file in (Path(folder, name) for name in names):
+            if not file.is_file():
+                raise DatasetError(file, "file", "is not a regular file; copy the buffer again.")
+            if file.name in _METADATA:
+                require_text(path, f"'{file.relative_to(path)}'", file.stat().st_size)
 
 
 class _Buffer(NamedTuple):
@@ -213,6 +217,8 @@ class _Buffer(NamedTuple):
         """Chunks of an array of frames that no file holds."""
         array, place = self.root[f"data/{name}"], f"data/{name}/"
         chunk = array.shards or array.chunks
+        if 0 in chunk:
+            raise self._wrong(f"data/{name}", "has chunks of no rows or dims; write it again.")
         keys = (_KEY.fullmatch(file.removeprefix(place)) for file in self._within(place))
         there = (tuple(map(int, re.split(r"[./]", key[1]))) for key in keys if key)
         return unwritten(array.shape, chunk, there)

@@ -144,6 +144,24 @@ def test_an_interrupted_download_leaves_nothing_and_is_made_good(bucket, tmp_pat
     assert open_folder(bucket).local("data/chunk-000/a.parquet").stat().st_size == 1000
 
 
+class ClientError(Exception):
+    """Stands for a storage client's own error, which is no OSError."""
+
+
+@pytest.mark.parametrize("method", ["__init__", "info"])
+def test_an_error_of_a_storages_client_names_the_file(bucket, monkeypatch, method):
+    def refused(*_, **__):
+        raise ClientError("Parameter validation failed:\nInvalid bucket name")
+
+    monkeypatch.setattr(MemoryFileSystem, method, refused)
+    MemoryFileSystem.clear_instance_cache()
+    with pytest.raises(
+        DatasetError,
+        match=r"memory://bucket/set.*, file: cannot be reached \(Parameter validation failed: Inv",
+    ):
+        open_folder(bucket).local("data/b.txt")
+
+
 def test_a_download_that_comes_short_is_an_error(bucket, monkeypatch):
     monkeypatch.setattr(
         MemoryFileSystem, "get_file", lambda fs, remote, local: open(local, "wb").close()

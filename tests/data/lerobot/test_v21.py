@@ -153,6 +153,12 @@ def test_only_files_of_selected_episodes_are_needed(old, episodes):
             r"episodes\.jsonl, episode_index, length: .*listed twice",
         ),
         (
+            lambda root: edit_lines(
+                root / "meta/tasks.jsonl", lambda rows: [*rows, rows[0] | {"task": "other"}]
+            ),
+            r"tasks\.jsonl, task_index 0: has two texts, .* and 'other'",
+        ),
+        (
             lambda root: (root / "meta/episodes.jsonl").write_text('{"episode_index": "a"}\n'),
             r"episodes\.jsonl, file: does not hold JSON lines",
         ),

@@ -225,6 +225,7 @@ def test_a_recording_without_episodes_is_no_dataset(tmp_path):
         (lambda c, f: c.pop("action"), "Episode 1 has columns"),
         (lambda c, f: f.pop(WRIST), "Episode 1 has cameras"),
         (lambda c, f: f.update({WRIST: f[WRIST][:5]}), f"camera '{WRIST}': frames are uint8"),
+        (lambda c, f: f.update({WRIST: list(f[WRIST])}), f"'{WRIST}': frames are list, expected"),
     ],
 )
 def test_a_bad_episode_is_refused_and_the_rest_is_kept(tmp_path, change, message):
@@ -244,6 +245,9 @@ def test_a_bad_episode_is_refused_and_the_rest_is_kept(tmp_path, change, message
         ({"dtype": "video", "shape": (47, 48, 3)}, "even height and width"),
         ({"dtype": "float32", "shape": (2, 2)}, r"a shape \(n,\)"),
         ({"dtype": "image", "shape": (48, 48, 3)}, "dtype 'image'"),
+        ({"dtype": "float32"}, "give its dtype and its shape"),
+        ({"dtype": "float32", "shape": 3}, "give its dtype and its shape"),
+        (3, "Feature 'x' is 3; give its dtype"),
     ],
 )
 def test_a_feature_that_cannot_be_written_is_refused(tmp_path, feature, message):
@@ -252,10 +256,33 @@ def test_a_feature_that_cannot_be_written_is_refused(tmp_path, feature, message)
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        *(({"fps": fps}, "fps is .*; give a whole number") for fps in (0, -1, np.nan, 29.97, "30")),
+        ({"features": {}}, "The features are empty"),
+        ({"encoding": "av1"}, "encoding is 'av1'; give a VideoEncoding"),
+    ],
+)
+def test_an_option_that_makes_no_dataset_is_refused_at_once(tmp_path, option, message):
+    with pytest.raises(ValueError, match=message):
+        DatasetWriter(tmp_path / "a", **{"fps": 20, "features": FEATURES} | option)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_robot_that_no_reader_takes_is_refused(tmp_path):
     with pytest.raises(ValueError, match="Robot 'arm/left' cannot be used as a file name"):
         DatasetWriter(tmp_path / "a", fps=20, features=FEATURES, robot_type="arm/left")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_integer_that_statistics_cannot_hold_is_refused(tmp_path):
+    features = {"action": {"dtype": "uint64", "shape": (1,), "names": None}}
+    with (
+        pytest.raises(ValueError, match="'action': 9223372036854775808 does not fit the statist"),
+        DatasetWriter(tmp_path / "a", fps=20, features=features) as writer,
+    ):
+        writer.add_episode({"action": np.full((3, 1), 2**63, np.uint64)}, {}, "x")
 
 
 @pytest.mark.parametrize("wide", [70_000, -(2**40)])

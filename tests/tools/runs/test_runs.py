@@ -120,6 +120,17 @@ def test_what_is_damaged_is_left_out_and_named(tmp_path, typed):
     assert f"{run / 'store/warnings-1.json'} is damaged and was left out." in shown.text
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "config.json", "evaluation/evaluation.json"])
+def test_a_pipe_or_device_in_a_run_is_named_and_not_waited_for(tmp_path, typed, name):
+    file = made(tmp_path / "a", [2.0]) / name
+    file.parent.mkdir(exist_ok=True)
+    for make in (os.mkfifo, lambda path: os.symlink("/dev/zero", path)):
+        file.unlink(missing_ok=True)
+        make(file)
+        said = typed("list", tmp_path)
+        assert re.search(rf"{name}('| cannot be read| is damaged)", said.replace("\n", ""))
+
+
 def test_runs_are_found_behind_links_and_whatever_they_are_called_and_each_once(
     tmp_path, monkeypatch
 ):

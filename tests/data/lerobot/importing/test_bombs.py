@@ -298,6 +298,18 @@ def test_a_bag_with_a_pipe_in_it_is_not_opened(tmp_path):
         import_dataset([path], tmp_path / "out", layout_of(tmp_path, TOPIC))
 
 
+@pytest.mark.parametrize("name", [".zgroup", "data/action/.zarray", "data/action/0.0", "data/x"])
+def test_a_replay_buffer_with_a_pipe_or_device_in_it_is_not_opened(tmp_path, name):
+    file = pusht(tmp_path) / name
+    for make in (os.mkfifo, lambda path: os.symlink("/dev/zero", path)):
+        file.unlink(missing_ok=True)
+        make(file)
+        with pytest.raises(DatasetError, match=f"{name}, file: is not a regular file"):
+            import_dataset(
+                [tmp_path / "a.zarr"], tmp_path / "out", read_layout("diffusion_policy", task="x")
+            )
+
+
 @pytest.mark.parametrize(
     "write",
     [

@@ -3,6 +3,7 @@
 import io
 import json
 import tracemalloc
+from contextlib import suppress
 
 import h5py
 import numpy as np
@@ -12,6 +13,7 @@ from PIL import Image
 from data import open_dataset
 from data.edit.edit import edit_dataset
 from data.edit.plan import Edit
+from data.errors import DatasetError
 from data.lerobot.importing.importing import import_dataset
 from data.lerobot.importing.layout import read_layout
 from data.validation.validate import validate
@@ -293,6 +295,29 @@ def test_an_import_goes_on_from_another_folder(tmp_path, monkeypatch):
     assert open_dataset(tmp_path / "out").num_episodes == 3
 
 
+def nested(root):
+    group = root["observations/images"]
+    for _ in range(150):
+        group = group.create_group("g")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda root: root.__setitem__("action", h5py.SoftLink("/nowhere")), "cannot be read"),
+        (lambda root: root.__setitem__("action", h5py.SoftLink("/action")), "cannot be read"),
+        (nested, "'observations/images/g/g/.*is nested beyond 100 groups"),
+    ],
+    ids=["to nothing", "to itself", "deep"],
+)
+def test_links_and_groups_without_end_are_refused(tmp_path, change, message):
+    with h5py.File(aloha(tmp_path / "a.hdf5"), "r+") as root:
+        del root["action"]
+        change(root)
+    with pytest.raises(DatasetError, match=message):
+        read(tmp_path / "a.hdf5", tmp_path / "out")
+
+
 def linked(root, other, secret):
     root["action"] = h5py.ExternalLink(str(other), "action")
 
@@ -338,6 +363,17 @@ def test_a_link_within_the_file_is_followed(tmp_path):
         root.move("action", "kept")
         root["action"] = h5py.SoftLink("/kept")
     assert read(path, tmp_path / "out").num_frames == 6
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_damage_within_an_hdf5_file_is_an_error_that_names_it_or_other_numbers(tmp_path, seed):
+    path, rng = aloha(tmp_path / "a.hdf5", cameras=("top",)), np.random.default_rng(seed)
+    content = bytearray(path.read_bytes())
+    for at in rng.integers(96, 6000, 12):
+        content[at] ^= 1 << rng.integers(8)
+    path.write_bytes(content)
+    with suppress(DatasetError):
+        read(path, tmp_path / "out")
 
 
 def test_html_in_an_instruction_stays_text(tmp_path):

@@ -144,6 +144,7 @@ def test_a_chats_pictures_packed_beside_others_are_as_alone(policy, dropout):
     ("harm", "options", "told"),
     [
         ("merges", {}, "merges.txt: no such file"),
+        ("half", {}, r"merges.txt has no rule for \d+ of the tokens of vocab.json, such as"),
         ("range", {}, r"state.arm has 5 statistics, but modality.json gives it 4 dims"),
         ("", {"modality": None}, "does not give the order of the cameras of 'new_embodiment'"),
         ("", {"robot": "gr2"}, r"has statistics of \['new_embodiment'\]"),
@@ -159,6 +160,9 @@ def test_files_that_do_not_fit_are_refused_in_a_sentence(harm, options, told, tm
     modality = write_modality(tmp_path / "modality.json")
     if harm == "merges":
         (folder / "eagle/merges.txt").unlink()
+    if harm == "half":
+        whole = (folder / "eagle/merges.txt").read_text()
+        (folder / "eagle/merges.txt").write_text(whole[: len(whole) // 2])
     if harm == "range":
         modality.write_text(modality.read_text().replace('"end": 5', '"end": 4'))
     if harm == "vocabulary":
