@@ -56,7 +56,8 @@ class Family:
     `folder`: where a change makes CI run the row. `options`: of `tools.train`, for a model that
     trains in seconds. `reads`, `writes`: tests of its files, by their whole names. `without`: cells
     that make no sense, each with the reason. `kept`: a parameter that RL's presets leave as it is.
-    `quantised`: a kernel that tools.quantize takes. `slow`: parameters with half the rate."""
+    `quantised`: a kernel that tools.quantize takes. `slow`: parameters with half the rate.
+    `answered`: steps of a chunk that its policy answers."""
 
     row: str
     name: str
@@ -69,6 +70,7 @@ class Family:
     kept: str = ""
     file: Path | None = None
     slow: str = "@vision"
+    answered: int = 4
     without: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -113,6 +115,8 @@ _NO_FILES = {"read released files": "has no other files", "write them": "has no 
 _NO_ADAPTERS = {"LoRA": "its layers take none", "QLoRA": "its layers take none"}
 _PAST = "one program has no past"
 _PI_TESTS, _GROOT = "tests/models/families/pi", "tests/models/families/groot"
+_SMOLVLA = "tests/models/families/smolvla/test_lerobot.py"
+_SAME_FILE = "test_a_policy_that_is_written_is_the_file_that_was_read"
 _CONVERT = "tests/tools/test_convert_checkpoint.py"
 _LOADED = "test_lerobots_own_loader_ran_the_files_that_are_exported_and_acts_alike"
 _READS_GROOT = "test_a_raw_observation_is_answered_as_by_lerobots_port_run_whole"
@@ -153,7 +157,7 @@ FAMILIES = (
             *sizes("", "vocabulary", "800", "max-decoding-steps", "16"),
         ),
         "language/layers/mlp/up/kernel",
-        reads=f"{_PI_TESTS}/fast/test_openpi_parity.py::test_actions_are_openpis[pi0_fast]",
+        reads=f"{_PI_TESTS}/fast/test_openpi_parity.py::test_actions_are_openpis[pi0_fast_base]",
         writes=f"{_CONVERT}::test_adapters_of_any_alpha_compute_the_same_in_openpis_files[pi0_fast]",
         without=_NOW | _NO_FIELD | {"ONNX": "loop of no fixed length"},
     ),
@@ -174,6 +178,76 @@ FAMILIES = (
         writes=f"{_GROOT}/test_whole.py::test_a_policy_survives_the_road_to_nvidias_files",
         kept="embedding",
         without=_NOW,
+    ),
+    Family(
+        "groot17",
+        "groot17",
+        "groot17-tiny",
+        "models/families/groot",
+        (
+            *sizes("vision.", "width", "16", "hidden", "16", "heads", "2"),
+            *sizes("language.", "width", "16", "depth", "1", "hidden", "16", "head-dim", "8"),
+            *("--model.language.sections", "2", "1", "1"),
+            *sizes("adapter.", "head-dim", "8"),
+            *sizes("dit.", "depth", "2", "head-dim", "8"),
+            *sizes("", "hidden", "16", "chunks", "1"),
+        ),
+        "vision/blocks/qkv/kernel",
+        reads=f"{_GROOT}/n17/test_released.py::test_an_observation_becomes_the_ports_actions[nvidia/libero_sim]",
+        writes=f"{_GROOT}/n17/test_released.py::test_a_policy_written_and_read_again_is_the_same[groot-nvidia/libero_sim]",
+        kept="embedding",
+        without=_NOW,
+    ),
+    Family(
+        "smolvla",
+        "smolvla",
+        "smolvla-tiny",
+        "models/families/smolvla",
+        (
+            *_TOWER,
+            *sizes("language.", *_TEXT),
+            *sizes("expert.", *_TEXT),
+            *sizes("", "shuffle", "1", "chunks", "1"),
+        ),
+        "expert/layers/1/attention/k/kernel",
+        reads=f"{_SMOLVLA}::test_raw_observations_become_lerobots_actions[two_cameras]",
+        writes=f"{_SMOLVLA}::test_files_written_again_act_the_same[two_cameras]",
+        kept="embedding",
+        without=_NOW,
+    ),
+    Family(
+        "act",
+        "act",
+        "act-tiny",
+        "models/families/act",
+        sizes("", "width", "16", "heads", "2", "hidden", "24", "encoder-depth", "2"),
+        "decoder/up/kernel",
+        reads="tests/models/families/act/test_format.py::"
+        "test_raw_observations_give_the_robots_actions[act_two_cameras]",
+        writes=f"tests/models/families/act/test_format.py::{_SAME_FILE}[act_two_cameras]",
+        without=_NOW | _NO_FIELD | _NO_ADAPTERS,
+    ),
+    Family(
+        "diffusion",
+        "diffusion",
+        "diffusion-tiny",
+        "models/families/diffusion",
+        (
+            *("--model.unet.widths", "8", "16", "--model.unet.time-width", "8"),
+            *sizes("", "chunks", "1", "keypoints", "4", "action-steps", "3"),
+        ),
+        reads="tests/models/families/diffusion/test_format.py::"
+        "test_raw_observations_give_the_robots_actions[diffusion_ddpm]",
+        writes=f"tests/models/families/diffusion/test_format.py::{_SAME_FILE}[diffusion_ddpm]",
+        answered=3,
+        without=_NO_FIELD
+        | _NO_ADAPTERS
+        | {
+            "quantise": "its layers are not stacked",
+            "FP8": "its layers are convolutions",
+            "StableHLO": _PAST,
+            "ONNX": _PAST,
+        },
     ),
     Family(
         "own flow",

@@ -16,6 +16,7 @@ from tests.helpers.models.tiny_policy import (
     ARM,
     KEYS,
     PROCESSOR,
+    PROMPTS,
     openpi,
     programs,
     recorded_groot,
@@ -255,7 +256,9 @@ def test_the_guide_drives_robots(policy):
     blocks = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
     acted: list[np.ndarray] = []
     policy = replace(policy, sizes=(1, 2))
-    found: dict = {"policy": policy, "observe": lambda: openpi(1)}
+    pictures, states = seen()
+    shown = {"image": {"front": pictures[0, 0]}, "state": states[0], "prompt": PROMPTS[0]}
+    found: dict = {"policy": policy, "observe": lambda: shown}
     for block in blocks[1:]:  # the first loads a run
         exec(block, found)
     assert len(found["chunks"]) == 4
