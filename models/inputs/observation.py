@@ -355,7 +355,9 @@ def _numbers(name: str, value: Any) -> Float[np.ndarray, "*b n"]:
 
 def _text(value: Any) -> str | list[str]:
     """The text, or a text for each row."""
-    prompt = value.tolist() if isinstance(value, np.ndarray) else value
+    prompt: Any = value
+    if isinstance(value, np.ndarray) and value.dtype.kind in "USO":
+        prompt = value.tolist()
     several = isinstance(prompt, list | tuple)
     texts = [x.decode() if isinstance(x, bytes) else x for x in (prompt if several else [prompt])]
     if not all(isinstance(x, str) for x in texts):

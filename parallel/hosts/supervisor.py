@@ -27,6 +27,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
+from models.files.bounds import LARGEST_CREW, check_size
 from models.files.terminal import harmless
 from parallel.hosts import exits, job, watchdog
 from parallel.hosts.parent import die_with_parent
@@ -120,6 +121,7 @@ def _check(plan: LaunchPlan) -> None:
     ):
         if value is not None and value < least:
             raise ValueError(f"{name} is {value}; expected {least} or more.")
+    check_size("-n", plan.processes, LARGEST_CREW)
     if plan.min_processes is not None and plan.min_processes > plan.processes:
         raise ValueError(
             f"--min-processes is {plan.min_processes}; expected at most {plan.processes} (-n)."

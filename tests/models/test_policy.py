@@ -82,6 +82,11 @@ def test_an_observation_that_is_no_map_is_refused_with_its_entries(policy, obser
         policy.infer(observation)
 
 
+def test_a_picture_in_place_of_the_prompt_is_refused_by_its_type(policy):
+    with pytest.raises(ValueError, match=r"The prompt is uint8 \[8, 8, 3\]; expected text"):
+        policy.infer({**openpi(1), "prompt": np.zeros((8, 8, 3), np.uint8)})
+
+
 @pytest.mark.parametrize("shape", [(0, 0, 3), (0, 8, 3), (8, 0, 3)])
 def test_a_picture_without_pixels_is_refused(policy, shape):
     one = openpi(1)

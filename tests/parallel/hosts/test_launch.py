@@ -181,6 +181,7 @@ def test_each_process_has_its_own_devices():
         (LaunchPlan((), 0), "-n is 0"),
         (LaunchPlan((), 2, max_restarts=-1), "--max-restarts is -1"),
         (LaunchPlan((), 2, min_processes=3), "--min-processes is 3; expected at most 2"),
+        (LaunchPlan((), 10**11), "-n is 100000000000; expected a whole number from 1 to 4096"),
         (
             LaunchPlan((), 2, nodes=2, node=2, coordinator="a:1"),
             "--node-rank is 2; expected 0 to 1",
