@@ -101,9 +101,9 @@ class RobotUnits(InputPart):
 
     @abstractmethod
     def acted(
-        self, chunk: Float[np.ndarray, "*b h a"], state: Float[np.ndarray, "*b s"]
-    ) -> Float[np.ndarray, "*b steps a"]:
-        """The model's chunks as the robot acts them."""
+        self, chunk: Float[np.ndarray, "*b h _m"], state: Float[np.ndarray, "*b s"]
+    ) -> Float[np.ndarray, "*b _steps a"]:
+        """The model's chunks, of all its dims, as the robot acts them."""
 
 
 @dataclass(frozen=True)

@@ -517,5 +517,5 @@ class Processor:
           ValueError: the embodiment's actions are relative to the state, and none is given.
         """
         robot = self.embodiments[embodiment]
-        chunk = np.asarray(chunk)[..., : len(robot.actions.offset)]
-        return robot.acted(chunk, state).astype(np.float32)
+        own = None if robot.own is not None else len(robot.actions.offset)
+        return robot.acted(np.asarray(chunk)[..., :own], state).astype(np.float32)

@@ -101,7 +101,7 @@ class GrootUnits(RobotUnits, kind="groot17_units"):
 
     def learned(
         self, actions: Float[np.ndarray, "*b h a"], state: Float[np.ndarray, "*b s"]
-    ) -> Float[np.ndarray, "*b steps a"]:
+    ) -> Float[np.ndarray, "*b _steps a"]:
         found = []
         for part, x in _parts(self.actions, np.asarray(actions[..., : self.steps, :], float)):
             if part.origin >= 0:
@@ -111,8 +111,8 @@ class GrootUnits(RobotUnits, kind="groot17_units"):
         return np.concatenate(found, axis=-1)
 
     def acted(
-        self, chunk: Float[np.ndarray, "*b h a"], state: Float[np.ndarray, "*b s"]
-    ) -> Float[np.ndarray, "*b steps a"]:
+        self, chunk: Float[np.ndarray, "*b h _m"], state: Float[np.ndarray, "*b s"]
+    ) -> Float[np.ndarray, "*b _steps a"]:
         found = []
         for part, x in _parts(self.actions, np.asarray(chunk[..., : self.steps, :], float)):
             x = part.unscaled(x)
@@ -129,8 +129,8 @@ def _parts(
     parts: Sequence[UnitPart], numbers: Float[np.ndarray, "*b d"]
 ) -> list[tuple[UnitPart, Float[np.ndarray, "*b _d"]]]:
     """Each part with its dims of `numbers`, as far as they go."""
-    cuts = np.cumsum([part.dims for part in parts])[:-1]
-    split = np.split(numbers, cuts, axis=-1)
+    *cuts, end = np.cumsum([part.dims for part in parts]).tolist()
+    split = np.split(numbers[..., :end], cuts, axis=-1)
     return [(part, x) for part, x in zip(parts, split, strict=True) if x.shape[-1] == part.dims]
 
 
