@@ -260,7 +260,7 @@ def _write(policy: Policy, target: Path) -> None:
         if offset[part]:
             inputs[name] = Feature(kind, (len(offset[part]),))
             scales[name] = Normalizer(offset[part], scale[part])
-    for number, camera in enumerate(robot.cameras):
+    for number, camera in enumerate(robot.cameras[: len(config.sizes)]):
         name = camera if camera.startswith("observation.") else PICTURES + camera
         inputs[name] = Feature("VISUAL", (3, *config.sizes[number]))
         if seen := config.picture_scales:

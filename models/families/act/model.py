@@ -139,7 +139,7 @@ class ActConfig(ModelConfig, family="act"):
             are the environment's.
         """
         for robot in robots:
-            if len(robot.cameras) > len(self.sizes):
+            if len(robot.cameras) > len(self.sizes) > 0:
                 raise ValueError(
                     f"Embodiment '{robot.name}' has cameras {list(robot.cameras)}, but the model "
                     f"reads {len(self.sizes)}; raise --model.cameras."
