@@ -172,9 +172,9 @@ def test_what_is_no_checkpoint_is_refused(tmp_path):
         load_policy(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="no complete checkpoint"):
         load_policy(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({"type": "act", "chunk_size": 3}))
+    (tmp_path / "config.json").write_text(json.dumps({"type": "vqbet", "chunk_size": 3}))
     save_file({"x": np.zeros(1)}, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match="of type 'act'"):
+    with pytest.raises(ValueError, match="of type 'vqbet'"):
         load_policy(tmp_path)
 
 

@@ -118,7 +118,7 @@ def test_a_released_checkpoint_is_known_by_the_name_of_its_repository_or_folder(
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"config.json": b'{"type": "act"}'}, "policy of type 'act', expected one of"),
+        ({"config.json": b'{"type": "vqbet"}'}, "policy of type 'vqbet', expected one of"),
         ({"config.json": b'{"model_type": "qwen2"}'}, "policy of type 'qwen2', expected one of"),
         ({"config.json": b"[" * 10_000}, "nested too deep"),
         ({"adapter_config.json": b"{}"}, "holds only an adapter of PEFT"),
@@ -152,8 +152,8 @@ def test_a_folder_that_holds_only_an_adapter_is_told_as_such(tmp_path, given):
 
 
 def test_a_type_that_is_not_read_is_told_where_weights_are_missing(tmp_path, shipped):
-    (tmp_path / "config.json").write_text('{"type": "smolvla"}')
-    with pytest.raises(ValueError, match="policy of type 'smolvla', expected one of"):
+    (tmp_path / "config.json").write_text('{"type": "vqbet"}')
+    with pytest.raises(ValueError, match="policy of type 'vqbet', expected one of"):
         load_policy(tmp_path)
 
 

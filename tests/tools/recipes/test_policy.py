@@ -40,6 +40,8 @@ OPTIONS: dict[str, tuple[str, Any]] = {
     "relative": ("0 1", (0, 1)),
     "modality": ("modality.json", Path("modality.json")),
     "cameras": (f"{CAMERAS[0]} {CAMERAS[1]}", CAMERAS),
+    "base": ("base", Path("base")),
+    "backbone": ("backbone", Path("backbone")),
 }
 """Each option as it is typed, and its value."""
 
