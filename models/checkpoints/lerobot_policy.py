@@ -142,6 +142,12 @@ class LerobotPolicy(Generic[Fields]):
         return tuple(self.scales[name] for name in names) if scaled else ()
 
 
+def picture_name(camera: str) -> str:
+    """LeRobot's name of a camera's pictures, which the camera may have already, such as pusht's
+    observation.image."""
+    return camera if camera.startswith("observation.") else PICTURES + camera
+
+
 def is_policy(path: Path, kind: str) -> bool:
     """True if safetensors are at `path` whose config.json is of a type of policy."""
     path = Path(path)

@@ -11,13 +11,13 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from models.checkpoints.layout import exported
 from models.checkpoints.lerobot_policy import (
     ACTION,
-    PICTURES,
     STATE,
     Feature,
     LerobotPolicy,
     PolicyFields,
     is_policy,
     open_policy,
+    picture_name,
     read_policy,
     write_policy,
 )
@@ -225,14 +225,16 @@ def _write(policy: Policy, target: Path) -> None:
     the frozen ones that LeRobot has.
 
     Raises:
-      ValueError: the folder holds a model, the ResNet has group norms, or the robot's actions are
-        relative or in units of an adapter.
+      ValueError: the folder holds a model, the ResNet has group norms or another width than
+        LeRobot's, or the robot's actions are relative or in units of an adapter.
     """
     config, processor = policy.model.config, policy.processor
-    if config.tower.norm == "group" and config.sizes:
+    tower, width = config.tower, ResnetConfig().width
+    if config.sizes and (tower.norm == "group" or tower.width != width):
         raise ValueError(
-            "LeRobot's ACT has a ResNet with batch norms, but this policy's tower.norm is 'group'; "
-            "give --to chiliad, or train with --model.tower.norm running."
+            f"LeRobot's ACT has a ResNet of width {width} with batch norms, but this policy's "
+            f"tower.width is {tower.width}, and tower.norm '{tower.norm}'; give --to chiliad, or "
+            f"train with --model.tower.width {width} --model.tower.norm running."
         )
     if (
         processor is None
@@ -261,7 +263,7 @@ def _write(policy: Policy, target: Path) -> None:
             inputs[name] = Feature(kind, (len(offset[part]),))
             scales[name] = Normalizer(offset[part], scale[part])
     for number, camera in enumerate(robot.cameras[: len(config.sizes)]):
-        name = camera if camera.startswith("observation.") else PICTURES + camera
+        name = picture_name(camera)
         inputs[name] = Feature("VISUAL", (3, *config.sizes[number]))
         if seen := config.picture_scales:
             scales[name] = seen[min(number, len(seen) - 1)]

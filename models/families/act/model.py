@@ -56,7 +56,8 @@ class ActConfig(ModelConfig, family="act"):
     `environment_dim`: the last dims of the state, which are the environment's and not the robot's;
     with `state_input` "none", the model reads no state. `loss_mean`: the absolute error's, over
     valid steps, or over all steps, as LeRobot 0.4 has it. `kl_weight`: of the latent's divergence
-    from unit noise. `n_action_steps`: steps of a chunk that the robot is to execute.
+    from unit noise. `n_action_steps`: steps of a chunk that are answered, at most; ensembles need
+    whole chunks.
     `temporal_ensemble_coeff`: see `RobotSession.answered`; None, each chunk replaces the last.
     `tower_weights`: a file with which the ResNet of a run from nothing begins, see `open_resnet`.
     """
@@ -125,6 +126,11 @@ class ActConfig(ModelConfig, family="act"):
     def pictures(self) -> tuple[ImageSlots, ...]:
         places = {size: self.tower.places(*size) for size in self.sizes}
         return tuple(ImageSlots(*size, h * w) for size, (h, w) in places.items())
+
+    @property
+    def answered(self) -> range:
+        whole = self.temporal_ensemble_coeff is not None
+        return range(self.horizon if whole else min(self.n_action_steps, self.horizon))
 
     def build(self) -> "ActModel":
         return ActModel(self)

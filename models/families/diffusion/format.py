@@ -12,13 +12,13 @@ import numpy as np
 from models.checkpoints.layout import exported
 from models.checkpoints.lerobot_policy import (
     ACTION,
-    PICTURES,
     STATE,
     Feature,
     LerobotPolicy,
     PolicyFields,
     is_policy,
     open_policy,
+    picture_name,
     read_policy,
     write_policy,
 )
@@ -224,7 +224,7 @@ def _write(policy: Policy, folder: Path) -> None:
     scales = {STATE: state, ACTION: robot.actions}
     inputs = {STATE: Feature("STATE", (own,))}
     for i, camera in enumerate(robot.cameras if config.image_size else ()):
-        name = camera if camera.startswith("observation.") else PICTURES + camera
+        name = picture_name(camera)
         inputs[name] = Feature("VISUAL", (3, *config.pictures[0].shape))
         if config.picture_scales:
             scales[name] = config.picture_scales[min(i, len(config.picture_scales) - 1)]

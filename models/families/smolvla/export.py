@@ -9,7 +9,7 @@ import numpy as np
 
 from models.checkpoints.layout import exported
 from models.checkpoints.lerobot_pipeline import TOKENIZE, step
-from models.checkpoints.lerobot_policy import ACTION, PICTURES, STATE, Feature, write_policy
+from models.checkpoints.lerobot_policy import ACTION, STATE, Feature, picture_name, write_policy
 from models.families.smolvla.checkpoint import VLMS, SmolvlaFields, Vlm
 from models.families.smolvla.inputs import Corner, TaskLine
 from models.families.smolvla.lora import merge
@@ -39,8 +39,7 @@ def write(policy: Policy, target: Path) -> None:
         input_features={
             STATE: Feature("STATE", (len(robot.state.offset),)),
             **{
-                PICTURES + camera.removeprefix(PICTURES): Feature("VISUAL", (3, side, side))
-                for camera in robot.cameras
+                picture_name(camera): Feature("VISUAL", (3, side, side)) for camera in robot.cameras
             },
         },
         output_features={ACTION: Feature("ACTION", (len(robot.actions.offset),))},

@@ -5,10 +5,14 @@ norms of its gradients."""
 import json
 import shutil
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
+
+from models import Policy
+from models.formats import writers
 
 CASES = Path(__file__).parents[2] / "fixtures" / "policies"
 _NEEDS = {"MEAN_STD": ("mean", "std"), "MIN_MAX": ("min", "max"), "IDENTITY": ()}
@@ -81,3 +85,12 @@ def arrays(name: str) -> dict[str, np.ndarray]:
 def raw(case: dict[str, np.ndarray], step: int) -> dict[str, np.ndarray]:
     """The observation of a step as a robot sends it."""
     return {key[4:]: x[step] for key, x in case.items() if key.startswith("raw/")}
+
+
+def written_cameras(policy: Policy, cameras: tuple[str, ...], folder: Path) -> list[str]:
+    """Names that LeRobot's files of the policy give its cameras, were they called so here."""
+    robot = replace(policy.processor.embodiments[0], cameras=cameras, absent=(), keys=None)
+    named = replace(policy, processor=replace(policy.processor, embodiments=(robot,)))
+    writers(policy.model.config.family)["lerobot"](named, folder)
+    inputs = json.loads((folder / "config.json").read_text())["input_features"]
+    return [name for name, feature in inputs.items() if feature["type"] == "VISUAL"]

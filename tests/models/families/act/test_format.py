@@ -17,7 +17,15 @@ from models.families.act.format import _joined, table
 from models.families.act.model import ActConfig, line
 from models.formats import writers
 from models.inputs.packed_batch import count_code, counts_of, most_images, pack
-from tests.helpers.models.policy_cases import CASES, arrays, as_older, case_policy, raw
+from models.layers.vision.resnet import ResnetConfig
+from tests.helpers.models.policy_cases import (
+    CASES,
+    arrays,
+    as_older,
+    case_policy,
+    raw,
+    written_cameras,
+)
 
 NAMES = ("act_two_cameras", "act_ensemble")
 
@@ -44,13 +52,15 @@ def acted(policy, case):
     for begin in range(0, len(case["actions"]), steps):
         executed = steps if begin else None
         answer = policy.infer(raw(case, begin), session=session, executed=executed)
+        assert len(answer["actions"]) == len(policy.model.config.answered)
         found += list(answer["actions"][:steps])
     return np.stack(found[: len(case["actions"])])
 
 
-def test_raw_observations_give_the_robots_actions(name, policy):
+def test_raw_observations_give_the_robots_actions(name, policy, folder):
     case = arrays(name)
     np.testing.assert_allclose(acted(policy, case), case["actions"], rtol=0, atol=5e-6)
+    policy = load_policy(folder, n_action_steps=len(case["chunk"]))
     chunk = policy.infer(raw(case, 0), session=policy.session())["actions"]
     np.testing.assert_allclose(chunk, case["chunk"], rtol=0, atol=5e-6)
 
@@ -137,6 +147,24 @@ def test_a_policy_that_is_written_is_the_file_that_was_read(name, policy, folder
         assert wrote == saved
 
 
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory):
+    fixed = {"model.vae_encoder_pos_enc": line(8, 32)[None]}
+    return load_policy(case_policy(NAMES[0], tmp_path_factory.mktemp("act") / "seeing", fixed))
+
+
+def test_a_name_of_lerobots_own_stays_a_cameras_name(seeing, tmp_path):
+    names = written_cameras(seeing, ("observation.image", "wrist"), tmp_path / "out")
+    assert names == ["observation.image", "observation.images.wrist"]
+
+
+def test_a_policy_whose_tower_lerobot_cannot_hold_is_not_written(seeing, tmp_path):
+    for tower in (ResnetConfig(norm="group"), ResnetConfig(norm="running", width=16)):
+        other = replace(seeing, model=seeing.model.config.changed(tower=tower).build())
+        with pytest.raises(ValueError, match=r"train with --model.tower.width 64 --model.tower.n"):
+            writers("act")["lerobot"](other, tmp_path / "out")
+
+
 def test_a_policy_from_before_0_4_acts_the_same(name, policy, folder, tmp_path):
     case, older = arrays(name), load_policy(as_older(folder, tmp_path / "older"))
     np.testing.assert_allclose(
@@ -144,13 +172,10 @@ def test_a_policy_from_before_0_4_acts_the_same(name, policy, folder, tmp_path):
     )
 
 
-def test_the_loss_of_lerobot_0_4_counts_padded_steps(tmp_path):
-    policy = load_policy(
-        case_policy(NAMES[0], tmp_path / "x", {"model.vae_encoder_pos_enc": line(8, 32)[None]})
-    )
-    model = replace(policy.model.config, loss_mean="all").build()
-    batch, noise = batch_of(policy, NAMES[0], [(0,), (1,), (2,)])
-    total, (count, _) = jax.jit(model.losses)(policy.params, batch, jax.random.key(0), noise)
+def test_the_loss_of_lerobot_0_4_counts_padded_steps(seeing):
+    model = replace(seeing.model.config, loss_mean="all").build()
+    batch, noise = batch_of(seeing, NAMES[0], [(0,), (1,), (2,)])
+    total, (count, _) = jax.jit(model.losses)(seeing.params, batch, jax.random.key(0), noise)
     np.testing.assert_allclose(total / count, 61.886, atol=5e-4)
 
 

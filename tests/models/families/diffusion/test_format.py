@@ -17,7 +17,14 @@ from models.families.diffusion.model import grid
 from models.formats import writers
 from models.inputs.packed_batch import count_code, counts_of, most_images, pack
 from models.layers.batch_norm import advance, training
-from tests.helpers.models.policy_cases import CASES, arrays, as_older, case_policy, raw
+from tests.helpers.models.policy_cases import (
+    CASES,
+    arrays,
+    as_older,
+    case_policy,
+    raw,
+    written_cameras,
+)
 
 NAMES = (
     "diffusion_sample",
@@ -174,6 +181,16 @@ def test_a_policy_that_is_written_is_the_file_that_was_read(name, policy, folder
         ordered = saved.get("input_features", {})
         assert list(wrote.get("input_features", {})) == sorted(ordered, key=_place)
         assert wrote == saved
+
+
+@pytest.mark.slow
+def test_a_name_of_lerobots_own_stays_a_cameras_name(tmp_path):
+    names = written_cameras(
+        load_policy(made("diffusion_ddpm", tmp_path)),
+        ("observation.image", "wrist"),
+        tmp_path / "out",
+    )
+    assert names == ["observation.image", "observation.images.wrist"]
 
 
 def _place(name):

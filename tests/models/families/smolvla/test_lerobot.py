@@ -23,6 +23,7 @@ from models.families.smolvla.names import HEAD, table
 from models.flow import flow
 from models.formats import find_format
 from models.inputs.packed_batch import PackedBatch, pack
+from tests.helpers.models.policy_cases import written_cameras
 from tests.helpers.models.rule_weights import whole
 
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "smolvla"
@@ -170,6 +171,13 @@ def test_files_written_again_act_the_same(name, policies, folders, tmp_path):
     np.testing.assert_array_equal(first["actions"], second["actions"])
     with pytest.raises(ValueError, match="already exists"):
         write(policy, tmp_path / "again")
+
+
+def test_a_name_of_lerobots_own_stays_a_cameras_name(policies, tmp_path):
+    names = written_cameras(
+        policies("two_cameras"), ("observation.image", "wrist"), tmp_path / "out"
+    )
+    assert names == ["observation.image", "observation.images.wrist"]
 
 
 @pytest.mark.parametrize("variant", ["", "so100-blue_"])
