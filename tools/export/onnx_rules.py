@@ -469,6 +469,7 @@ RULES: dict[str, Rule] = {
     "cumsum": _cumsum,
     "dot_general": _product,
     "dynamic_slice": _dynamic_slice,
+    "erfc": lambda w, eq, x: _plain("Sub", w, eq, np.ones((), x.dtype), _plain("Erf", w, eq, x)),
     "gather": _gather,
     "integer_pow": lambda w, eq, x: _plain("Pow", w, eq, x, np.asarray(eq.params["y"], x.dtype)),
     "iota": _iota,
