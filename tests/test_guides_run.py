@@ -34,6 +34,10 @@ NOT_RUN = {
     "--layout rlds": "a set with all its cameras; test_rlds_folders.py of the importers has one",
     "catalogue --of": "one catalogued in its place; tests/data/lake/test_catalogue.py asks",
     "path/to/line.py": "a form; the same page runs line.py",
+    **dict.fromkeys(
+        ("--preset smolvla", "--preset act", "--preset diffusion", "--preset groot17"),
+        "weights of the released size; tests/tools/test_families.py trains each family",
+    ),
     "chiliad|openpi": "a form; each of its commands stands elsewhere",
 }
 """Parts of commands that are not run here, each with the reason."""
