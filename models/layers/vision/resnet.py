@@ -97,7 +97,7 @@ class Resnet(nnx.Module):
           present: those that count, for the statistics of a batch.
         """
         x = jax.nn.relu(_normed(self.bn1, self.conv1(x.astype(self.conv1.dtype)), present))
-        x = nnx.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))
+        x = _pooled(_pooled(x, 1), 2)
         for stage in self.stages:
             for block in stage:
                 x = block(x, present)
@@ -160,6 +160,18 @@ def _conv(inner: int, outer: int, side: int, stride: int, dtype: Any, rngs: nnx.
         dtype=dtype,
         rngs=rngs,
     )
+
+
+def _pooled(x: Float[Array, "b h w c"], axis: int) -> Float[Array, "b _h _w c"]:
+    """The largest of each even place and its two neighbours along an axis; `x` is at least 0.
+
+    A reduced window's gradient builds arrays of places, for a tenth of a small step's time."""
+    pad = [(0, 0)] * 4
+    pad[axis] = (1, x.shape[axis] % 2)
+    x = jnp.moveaxis(jnp.pad(x, pad), axis, 0)
+    first, second, third = x[:-1:2], x[1::2], x[2::2]
+    larger = jnp.where(first >= second, first, second)
+    return jnp.moveaxis(jnp.where(larger >= third, larger, third), 0, axis)
 
 
 def _norm(kind: Norm, width: int) -> nnx.Module:
