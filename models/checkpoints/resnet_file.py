@@ -19,7 +19,8 @@ def open_resnet(
 
     Raises:
       FileNotFoundError: nothing is there.
-      ValueError: the tower is frozen, but no file is given; or it has group norms, but one is.
+      ValueError: the tower is frozen, but no file is given; or it has group norms, but one is; or
+        the file is torch's own.
     """
     if not where and config.norm == "frozen":
         raise ValueError(
@@ -32,6 +33,14 @@ def open_resnet(
         raise ValueError(
             f"{where} is a ResNet with batch norms, but the model's has norm 'group'; leave out "
             "--model.tower-weights, or give --model.tower.norm running."
+        )
+    if where.endswith((".pth", ".pt", ".bin")):
+        raise ValueError(
+            f"{where} is a file of torch, a pickle, which is never read; give "
+            f"--model.tower-weights hf://timm/{config.name}.tv_in1k, or write it as safetensors "
+            f"where torch is: "
+            f"safetensors.torch.save_file(torch.load('{where}', weights_only=True), "
+            f"'{config.name}.safetensors')."
         )
     if not where:
         return None

@@ -30,6 +30,7 @@ _RULES = (
     (r"(pi0_fast.*) paligemma_tokenizer", r"\1 pi0_fast_tokenizer"),
     (r" PATH(.* --data-format)", r" episodes\1"),
     (r"gs://openpi-assets/(?=checkpoints/)", ""),
+    (r"(N1\.7-3B .*--embodiment) new_embodiment", r"\1 4"),
     (r"fsdp 8 --mesh\.tensor 2", "fsdp 4 --mesh.tensor 2"),
     (r"stage 3 --mesh\.fsdp 8", "stage 2 --mesh.fsdp 4"),
     (r"microbatches 6", "microbatches 2"),

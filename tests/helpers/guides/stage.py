@@ -14,6 +14,7 @@ from models.load import inspect_params
 from parallel.mesh import MeshConfig
 from sim.environments.device_slots import DeviceSlots
 from sim.suite import Suite
+from tests.helpers.models import groot17_case, rule_weights
 from tests.helpers.models.groot_whole import FIXTURES, lerobots_folder
 from tests.helpers.rl.point import Point
 from tests.helpers.tools.small_run import HOSTS, MODEL, SMALL
@@ -124,7 +125,7 @@ def _sized(stack: Any, like: Any) -> Any:
     numbers = {
         field.name: value
         for field in dataclasses.fields(stack)
-        if type(value := getattr(like, field.name)) is int
+        if type(value := getattr(like, field.name)) in (int, tuple)
     }
     return replace(stack, **numbers, remat="none")
 
@@ -165,4 +166,7 @@ with TemporaryDirectory() as folder:
     released = lerobots_folder(Path(folder) / "groot")
     GROOT = _like(presets.GROOT, released)
     GROOT_QLORA = _like(presets.GROOT_QLORA, released)
+    GROOT17 = _like(presets.GROOT17, groot17_case.folder("checkpoint", Path(folder)))
+    smol = rule_weights.whole(FIXTURES / "smolvla" / "two_cameras", Path(folder) / "smolvla")
+    SMOLVLA = _like(presets.SMOLVLA, smol)
 GROOT_TINY = _small(presets.GROOT_TINY)

@@ -19,12 +19,14 @@ from tests.helpers.data.npz_episodes import write_episodes
 from tests.helpers.data.recording import FEATURES, make_episode
 from tests.helpers.data.v21 import write_v21
 from tests.helpers.guides.shrink import SMALLER, STAGE, outputs, rewritten
+from tests.helpers.models import groot17_case, policy_cases, rule_weights
 from tests.helpers.models.groot_whole import WHOLE, lerobots_folder, nvidias_folder, write_modality
 from tests.helpers.models.hub import Hub
 from tests.helpers.models.released_cases import RELEASED_CASES, case_policy
 from tests.helpers.tools.served import certificate
 
-FAST = RELEASED_CASES.parent / "pi0_fast"
+FIXTURES = RELEASED_CASES.parent
+FAST = FIXTURES / "pi0_fast"
 TRAIN = SMALLER["train"]
 MADE = (
     f"record --suite {STAGE}:SUITE --episodes 12 --image-size 16 --subtasks --out PATH",
@@ -34,7 +36,13 @@ MADE = (
     "convert_checkpoint runs/base checkpoints/lerobot --to lerobot",
     f"train --data PATH --preset {STAGE}:TINY --out runs/lift {TRAIN}",
     f"train --data PATH --preset {STAGE}:PI05 --init runs/base --out runs/mine {TRAIN}",
-    f"train --data PATH --preset {STAGE}:GROOT_TINY --out runs/groot {TRAIN}",
+    f"train --data PATH --preset {STAGE}:GROOT --init GR00T-N1.5-3B "
+    f"--tokenizer eagle2hg-processor-groot-n1p5 --embodiment 3 --out runs/groot {TRAIN}",
+    f"train --data PATH --preset {STAGE}:GROOT17 --init GR00T-N1.7-3B "
+    f"--tokenizer Cosmos-Reason2-2B --embodiment 4 --out runs/groot17 {TRAIN}",
+    f"train --data PATH --preset {STAGE}:SMOLVLA --init smolvla_base "
+    f"--tokenizer SmolVLM2-500M-Video-Instruct --out runs/smolvla {TRAIN}",
+    "convert_checkpoint checkpoints/dp runs/dp",
     f"train --data PATH --preset sight.py:SIGHT --out runs/sight {TRAIN}",
     f"train --data mixture.json --preset {STAGE}:TABLETOP --out runs/all {TRAIN}",
     f"train --data datasets/cups --preset {STAGE}:PI05 --init runs/base --out runs/cups {TRAIN}",
@@ -58,7 +66,7 @@ _KINDS = (
     (r"stores/\w+", "STORE"),
     (r"runs/(lift-rl|lift-population|grpo|ppo|groot-grpo|mine-rl|door)[\w-]*", "runs/grpo"),
     (r"runs/(libero|sft|NAME)", "runs/mine"),
-    (r"runs/(?!base|mine|groot|sight|all|cups|line\b|grpo)[\w-]+", "runs/lift"),
+    (r"runs/(?!base|mine|groot|smolvla|dp\b|sight|all|cups|line\b|grpo)[\w-]+", "runs/lift"),
 )
 """Names in guides, and what of the world they are."""
 
@@ -76,6 +84,12 @@ def build(folder: Path, pages: dict[str, str], run: Callable[[str], None], hub: 
     shutil.copytree(FAST / "fast", folder / "fast")
     shutil.copytree(WHOLE / "eagle", folder / "eagle2hg-processor-groot-n1p5")
     lerobots_folder(folder / "GR00T-N1.5-3B")
+    groot17_case.folder("checkpoint", folder).rename(folder / "GR00T-N1.7-3B")
+    shutil.copytree(groot17_case.BACKBONE, folder / "Cosmos-Reason2-2B")
+    smolvla = rule_weights.whole(FIXTURES / "smolvla/two_cameras", folder / "smolvla_base")
+    (words,) = (smolvla / "HuggingFaceTB").iterdir()
+    words.rename(folder / "SmolVLM2-500M-Video-Instruct")
+    policy_cases.case_policy("diffusion_ddpm", folder / "checkpoints/dp")
     checkpoints = folder / "checkpoints"
     for name in ("pi05_base", "pi05_libero", "pi05_droid"):
         case_policy(RELEASED_CASES / "openpi" / name, checkpoints)
@@ -87,7 +101,7 @@ def build(folder: Path, pages: dict[str, str], run: Callable[[str], None], hub: 
     nvidias_folder(checkpoints / "cups")
     write_episodes(folder / "episodes", 8)
     write_v21(folder / "v21", [make_episode(0, 5)], FEATURES, 20)
-    shutil.copytree(RELEASED_CASES.parent / "rlds/tfrecord", folder / "droid")
+    shutil.copytree(FIXTURES / "rlds/tfrecord", folder / "droid")
     _record_cups(folder / "datasets/cups")
     _record_seen(folder / "seen/monday")
     write_aloha(folder / "recordings/cube")

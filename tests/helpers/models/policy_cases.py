@@ -4,7 +4,6 @@ norms of its gradients."""
 
 import json
 import shutil
-import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from models import Policy
 from models.formats import writers
+from tests.helpers.models.rule_weights import tensor
 
 CASES = Path(__file__).parents[2] / "fixtures" / "policies"
 _NEEDS = {"MEAN_STD": ("mean", "std"), "MIN_MAX": ("min", "max"), "IDENTITY": ()}
@@ -26,32 +26,9 @@ def case_policy(name: str, folder: Path, fixed: dict[str, np.ndarray] | None = N
     if not (folder / "model.safetensors").exists():
         told = json.loads((folder / "shapes.json").read_text())
         fixed = fixed or {}
-        made = {n: by_rule(n, shape, told["seed"]) for n, shape in told["shapes"].items()}
+        made = {n: tensor(n, tuple(x), told["seed"]) for n, x in told["shapes"].items()}
         save_file(made | fixed, folder / "model.safetensors")
     return folder
-
-
-def by_rule(name: str, shape: list[int], seed: int) -> np.ndarray:
-    """A tensor that depends on its name, its shape and a seed alone."""
-    if name.endswith("num_batches_tracked"):
-        return np.zeros(shape, np.int64)
-    draw = np.random.RandomState((zlib.crc32(name.encode()) + seed) % 2**32)
-    bound = (3 / float(np.prod(shape[1:]))) ** 0.5
-    flat = len(shape) == 1
-    low, high = next(
-        span
-        for applies, span in (
-            (name.endswith("running_var"), (0.5, 1.5)),
-            (name.endswith("running_mean"), (-0.2, 0.2)),
-            ("embed" in name and name.endswith("weight") and len(shape) == 2, (-1.0, 1.0)),
-            (not flat, (-bound, bound)),
-            (name.endswith("weight"), (0.5, 1.5)),
-            (True, (-0.1, 0.1)),
-        )
-        if applies
-    )
-    unit = draw.random_sample(int(np.prod(shape))).reshape(shape)
-    return (low + (high - low) * unit).astype(np.float32)
 
 
 def as_older(folder: Path, out: Path) -> Path:

@@ -75,7 +75,7 @@ def compiled(
     return step, state_from(parameters(config), optimizer, abstract)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=16)  # each has thousands of mappings: tests/helpers/mappings.py
 def _compiled(
     mesh: Mesh, accumulation: int, config: PiConfig, optimizer: OptimizerConfig
 ) -> tuple[Any, Any]:

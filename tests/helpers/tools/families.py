@@ -25,7 +25,7 @@ import pytest
 from tests.helpers.rotation import ROOT, head
 from tools.bench import pages
 
-RECORD = ROOT / "docs" / "results" / "data" / "families.json"
+RECORD = ROOT / "docs" / "results" / "data" / "family_cells.json"
 TESTS = "tests/tools/test_families.py"
 CELLS = {
     "read released files": "",

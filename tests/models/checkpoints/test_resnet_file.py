@@ -59,3 +59,5 @@ def test_a_tower_that_cannot_begin_so_is_refused(tmp_path):
     assert open_resnet("", ResnetConfig(norm="running"), "tower") is None
     with pytest.raises(FileNotFoundError):
         open_resnet(str(tmp_path / "none"), ResnetConfig(), "tower")
+    with pytest.raises(ValueError, match=r"never read; .*hf://timm/resnet18.*save_file"):
+        open_resnet("resnet18-f37072fd.pth", ResnetConfig(), "tower")
