@@ -5,7 +5,7 @@
     python -m tools.bench data --peer ENVIRONMENT/bin/python OTHER/bin/python
     python -m tools.bench attention --tiny
     python -m tools.bench learn --task tabletop-reach
-    python -m tools.bench all        # every one that a CPU can run, 11 hours; --list lists them
+    python -m tools.bench all        # every one that a CPU can run, 20 hours; --list lists them
     python -m tools.bench pages      # rewrites the figures on the pages of docs from their JSON
 
 Each result has `ratio` (ours over the other), both figures with their unit, versions and hardware.
@@ -34,6 +34,7 @@ BENCHMARKS: Mapping[str, str] = {
     "cameras": "tools.bench.data.cameras",
     "colocated": "tools.bench.rl.colocated",
     "data": "tools.bench.data.data",
+    "families": "tools.bench.families",
     "fp8": "tools.bench.models.fp8",
     "learn": "tools.bench.learn",
     "libero": "tools.bench.sim.libero",
@@ -55,7 +56,7 @@ BENCHMARKS: Mapping[str, str] = {
 COMMANDS: Mapping[str, str] = {"all": "tools.bench.all", "pages": "tools.bench.pages"}
 """Modules whose `main` is a command about all of them."""
 
-_WITH_PEER = ("act", "cameras", "data", "pi05", "stats")
+_WITH_PEER = ("act", "cameras", "data", "families", "pi05", "stats")
 _WITH_PEERS = ("cameras", "data")
 _WITH_TINY = (
     "act", "attention", "colocated", "fp8", "packing", "pi05", "processes", "products", "sim",
@@ -77,8 +78,9 @@ def main(
 
     Args:
       name: benchmark to run.
-      peer: the Python of an environment that has openpi (for act and pi05), LeRobot (for data and
-        cameras) or both (for stats). data and cameras take Pythons of several LeRobots.
+      peer: the Python of an environment that has openpi (for act and pi05), LeRobot (for data,
+        cameras and families) or both (for stats). data and cameras take Pythons of several
+        LeRobots.
       tiny: shrink the benchmark to seconds on a CPU, to try the same code; its figures mean
         nothing.
       width: "real" takes layers of the released widths for packing and pi05 (half an hour on two

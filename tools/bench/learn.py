@@ -49,23 +49,38 @@ class Setting:
     rates: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True)
-class LearntTask:
-    """A suite with a single task or a choice of its tasks, and how long a run may take."""
+@dataclass(frozen=True, kw_only=True)
+class ShownTask:
+    """A suite with a single task or a choice of its tasks, of which there are demonstrations."""
 
     suite: str
     episodes: int
-    steps: int
-    preset: str = "tiny"
     tasks: tuple[str, ...] = ()
     image_size: int = 48
     replan_steps: int = 4
-    success: float = 0.9
 
     @property
     def name(self) -> str:
         """Suite and tasks, as the command calls it."""
         return "-".join((self.suite.rpartition(":")[2], *self.tasks))
+
+    def recorded(self, cache: Path) -> Path:
+        """The folder of the demonstrations, of which those are recorded that are not there."""
+        out = cache / "learn" / f"{self.name}-{self.episodes}-{self.image_size}"
+        size, resume = self.image_size, out.is_dir()
+        record_dataset(
+            RecordConfig(out, self.suite, self.tasks, self.episodes, image_size=size, resume=resume)
+        )
+        return out
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearntTask(ShownTask):
+    """A task, and how long a run may take."""
+
+    steps: int
+    preset: str = "tiny"
+    success: float = 0.9
 
 
 class LearnResult(NamedTuple):
@@ -123,9 +138,11 @@ class LearnSizes:
     checks: int = 8
     starts: int = 64
     tasks: tuple[LearntTask, ...] = (
-        LearntTask("tabletop-reach", 1024, 800),
-        LearntTask("tabletop-lift", 2048, 2400),
-        LearntTask("metaworld", 50, 1200, tasks=("door-open-v3",), replan_steps=8),
+        LearntTask(suite="tabletop-reach", episodes=1024, steps=800),
+        LearntTask(suite="tabletop-lift", episodes=2048, steps=2400),
+        LearntTask(
+            suite="metaworld", episodes=50, steps=1200, tasks=("door-open-v3",), replan_steps=8
+        ),
     )
     settings: Mapping[str, Setting] = field(default_factory=lambda: SETTINGS)
 
@@ -162,6 +179,18 @@ def run(
     }
 
 
+def trained(preset: RunConfig, dataset: Path, folder: Path, console: Console) -> None:
+    """Trains in `folder`, on from where an earlier call was stopped.
+
+    Raises:
+      KeyboardInterrupt: a signal stopped the run.
+    """
+    resume = (folder / "config.json").is_file()
+    paths = training.Paths(str(dataset), folder, resume=resume)
+    if not training.run(paths, preset, console).finished:
+        raise KeyboardInterrupt
+
+
 def succeeds(
     evaluate: Callable[..., Evaluation], starts: Sequence[Start], task: LearntTask, block: int
 ) -> bool:
@@ -185,7 +214,7 @@ def _row(
     cache: Path,
     console: Console,
 ) -> dict[str, Any]:
-    dataset = _recorded(task, cache)
+    dataset = task.recorded(cache)
     preset = setting.change(load_preset(task.preset))
     presets = [
         replace(preset, optimizer=replace(preset.optimizer, learning_rate=rate))
@@ -237,10 +266,7 @@ def _found(
     folder = cache / "learn" / f"run-{hashlib.sha256(told.encode()).hexdigest()[:16]}"
     kept = folder / "result.json"
     if not kept.is_file():
-        resume = (folder / "config.json").is_file()
-        paths = training.Paths(str(dataset), folder, resume=resume)
-        if not training.run(paths, preset, console).finished:
-            raise KeyboardInterrupt
+        trained(preset, dataset, folder, console)
         replace_text(kept, json.dumps(_judged(task, folder, sizes)._asdict()))
     return LearnResult(**json.loads(kept.read_text()))
 
@@ -263,13 +289,3 @@ def _judged(task: LearntTask, folder: Path, sizes: LearnSizes) -> LearnResult:
             if succeeds(partial(acting.evaluate, slots), starts, task, max(count, _BLOCK)):
                 return LearnResult(samples[step - 1], round(seconds[step - 2], 3), error)
     return LearnResult(None, None, error)
-
-
-def _recorded(task: LearntTask, cache: Path) -> Path:
-    """The task's demonstrations, of which those are recorded that are not there."""
-    out = cache / "learn" / f"{task.name}-{task.episodes}-{task.image_size}"
-    size, resume = task.image_size, out.is_dir()
-    record_dataset(
-        RecordConfig(out, task.suite, task.tasks, task.episodes, image_size=size, resume=resume)
-    )
-    return out

@@ -29,10 +29,10 @@ def executable(path: Path) -> Path:
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Answer to a line."""
-    if request.get("run") == "make":
+    if request.get("run") == "make" and "root" in request:
         _make(Path(request["root"]), *_SIZES.get(request["kind"], (224, 224, 2)))
     took = {"seconds": 1.0, "cpu_seconds": 1.0, "samples": 1, "frames": 1, "statistics": {}}
-    return took | {"versions": {"lerobot": "0"}, "backends": ["stand-in"]}
+    return took | {"parameters": 1, "versions": {"lerobot": "0"}, "backends": ["stand-in"]}
 
 
 def _make(root: Path, height: int, width: int, cameras: int) -> None:

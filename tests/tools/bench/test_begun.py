@@ -37,7 +37,9 @@ BESIDE_OTHERS = 36
 WHOLE = {"recipe", "libero"}
 """Benchmarks without a figure before the last."""
 WANTING = {
-    **dict.fromkeys(("data", "cameras", "stats", "pi05"), "needs --peer PYTHON, the Python of an"),
+    **dict.fromkeys(
+        ("data", "cameras", "stats", "pi05", "families"), "needs --peer PYTHON, the Python of an"
+    ),
     "pi05_real": "needs --peer PYTHON, the Python of an",
     "act": "needs a GPU, or --peer PYTHON",
     **dict.fromkeys(("fp8", "products", "step"), "needs a GPU"),

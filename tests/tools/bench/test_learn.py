@@ -14,7 +14,7 @@ from tools.recipes import training
 
 HELPERS = Path(__file__).parents[2] / "helpers"
 TASK = LearntTask(
-    f"{HELPERS}/sim/point_suite.py:POINTS",
+    suite=f"{HELPERS}/sim/point_suite.py:POINTS",
     episodes=6,
     steps=8,
     preset=f"{HELPERS}/tools/small_run.py:SMALL",
