@@ -2,7 +2,9 @@
 extra cost, or scaled in advance, so that other code can read the weights.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,17 +15,22 @@ from models.layers.quantized import dequantize, is_quantized
 from models.sharding import path_name
 
 Params = dict[str, Any]
+Config = TypeVar("Config")
+_ADAPTERS = ("lora", "attention_lora", "mlp_lora")
+"""Fields of a stack's config: adapters of all of it, or of parts that are named before `_lora`."""
 
 
-def fold(blocks: Params, lora: Lora | None) -> Params:
-    """The stacked projections among `blocks` ("q", "out", "up", …) without their adapters:
-    A·B·alpha/rank is added to every kernel, computed in f32 and stored in the kernel's dtype."""
-    if lora is None:
-        return blocks
-    return {
-        name: _fold(name, block, lora) if "lora_a" in block else block
-        for name, block in blocks.items()
-    }
+def merge(config: Config, params: Params) -> tuple[Config, Params]:
+    """The same function without adapters: its config, and the parameters with the adapters of each
+    stack folded into its kernels. Quantised kernels are converted to f32 first."""
+    model: Any = config
+    params, plain = in_f32(params), {}
+    for name in {field.name for field in fields(model)} & params.keys():
+        stack = getattr(model, name)
+        if adapters := {each: getattr(stack, each) for each in _ADAPTERS if hasattr(stack, each)}:
+            params = params | {name: _without(params[name], adapters, adapters.get("lora"))}
+            plain[name] = replace(stack, **dict.fromkeys(adapters))
+    return replace(model, compute=model.compute.unquantized(), **plain), params
 
 
 def at_alpha_of_rank(blocks: Params, lora: Lora | None) -> Params:
@@ -49,7 +56,23 @@ def in_f32(params: Params) -> Params:
     return jax.tree_util.tree_map_with_path(leaf, params, is_leaf=is_quantized)
 
 
+def _without(blocks: Params, adapters: Mapping[str, Lora | None], within: Lora | None) -> Params:
+    """The blocks with the adapters of all projections below them folded in; `within`: adapters of
+    the part that they are in."""
+    found = {}
+    for name, block in blocks.items():
+        if not isinstance(block, dict):
+            found[name] = block
+        elif "lora_a" in block and within is not None:
+            found[name] = _fold(name, block, within)
+        else:
+            found[name] = _without(block, adapters, adapters.get(f"{name}_lora", within))
+    return found
+
+
 def _fold(name: str, dense: dict[str, Array], lora: Lora) -> dict[str, Array]:
+    """A stacked projection ("q", "out", "up", …) without its adapter: A·B·alpha/rank is added to
+    its kernel, computed in f32 and stored in the kernel's dtype."""
     kernel, a, b = (jnp.asarray(dense[leaf]) for leaf in ("kernel", "lora_a", "lora_b"))
     a, b = a.astype(jnp.float32), b.astype(jnp.float32)
     product = a @ (b.sum(1, keepdims=True) if name == "out" else b)

@@ -11,9 +11,8 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from models.checkpoints import own
-from models.families.pi import lora
 from models.families.pi.model import SHARDING_RULES, Pi
-from models.layers.adapters import in_f32
+from models.layers.adapters import in_f32, merge
 from models.layers.functional import fill, only
 from models.layers.quantized import Kind, is_quantized
 from models.load import like_model
@@ -156,8 +155,8 @@ def test_a_run_resumes_exactly_and_its_checkpoint_acts_in_f32(alone, tmp_path):
 @pytest.mark.slow
 def test_merged_adapters_of_every_stack_compute_the_same():
     params = parameters(NF4)
-    merged = lora.merge(NF4, params)[0]
-    folded = jax.jit(lambda p: lora.merge(NF4, p)[1])(params)
+    merged = merge(NF4, params)[0]
+    folded = jax.jit(lambda p: merge(NF4, p)[1])(params)
     assert not merged.adapted
     assert not merged.compute.quantized
     leaves = jax.tree_util.tree_leaves_with_path(folded, is_leaf=is_quantized)

@@ -12,10 +12,11 @@ from flax.traverse_util import flatten_dict
 
 from models import Pi, Policy, load_policy
 from models.checkpoints.layout import exported
-from models.families.pi import lora, openpi
+from models.families.pi import openpi
 from models.families.pi.fast.model import Pi0FastConfig
 from models.families.pi.lerobot import open_lerobot
 from models.inputs.tokenizer import Tokenizer
+from models.layers.adapters import merge
 from models.layers.float8.fp8 import HISTORY_LEAF
 from models.layers.layers import Lora
 from models.load import begin_from, inspect_params, like_model, load_params
@@ -110,7 +111,7 @@ def test_adapters_of_any_alpha_compute_the_same_in_openpis_files(config, tmp_pat
     found = inspect_params(tmp_path / "theirs")
     assert found.config.language.mlp_lora == Lora(2, 2.0)
     params = load_params(tmp_path / "theirs", like_model(found.config.build()), found)
-    again, before = (lora.merge(*x)[1] for x in ((found.config, params), (config, policy.params)))
+    again, before = (merge(*x)[1] for x in ((found.config, params), (config, policy.params)))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), again, before)
 
 
@@ -130,7 +131,7 @@ def test_pi0_fasts_adapters_on_few_bits_are_folded_in_for_openpi(tmp_path):
     policy = quantize(drawn(adapted(FAST, 5.0, "language")))
     convert_checkpoint.convert(policy, tmp_path / "theirs", "openpi")
     found = load_params(tmp_path / "theirs", like_model(FAST.build()))
-    expected = lora.merge(policy.model.config, policy.params)[1]
+    expected = merge(policy.model.config, policy.params)[1]
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
@@ -261,7 +262,7 @@ def test_adapters_of_pi0_fasts_vision_tower_are_gone_on_with_and_folded_in_for_o
     jax.tree.map(np.testing.assert_array_equal, params, policy.params)
     convert_checkpoint.convert(policy, tmp_path / "theirs", "openpi")
     found = load_params(tmp_path / "theirs", like_model(FAST.build()))
-    jax.tree.map(np.testing.assert_array_equal, found, lora.merge(seeing, policy.params)[1])
+    jax.tree.map(np.testing.assert_array_equal, found, merge(seeing, policy.params)[1])
 
 
 @pytest.mark.parametrize("name", ["pi0", "pi05"])

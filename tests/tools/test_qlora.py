@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from models import load_policy
-from models.families.groot import lora as groot_lora
+from models.layers.adapters import merge
 from models.layers.layers import Lora
 from models.layers.quantized import dequantize, quantize
 from models.load import begin_from, like_model
@@ -124,8 +124,8 @@ def test_groots_adapters_on_few_bits_fold_into_the_kernels_of_every_stack():
         jax.eval_shape(config.build().init, key),
     )
     params = jax.jit(lambda p: quantize(p, pattern, "nf4"))(whole)
-    merged = groot_lora.merge(config, params)[0]
-    folded = jax.jit(lambda p: groot_lora.merge(config, p)[1])(params)
+    merged = merge(config, params)[0]
+    folded = jax.jit(lambda p: merge(config, p)[1])(params)
     assert not merged.compute.quantized
     plain = jax.eval_shape(merged.build().init, key)
     assert jax.tree.map(jnp.shape, folded) == jax.tree.map(jnp.shape, plain)

@@ -19,7 +19,6 @@ from models.checkpoints.rename import our_shapes
 from models.checkpoints.safetensors_format import new_model, write_file
 from models.checkpoints.sources import CheckpointSource, open_safetensors
 from models.families.groot.eagle_turn import EagleTurn
-from models.families.groot.lora import merge
 from models.families.groot.modality import Modality, write_modality
 from models.families.groot.model import GrootConfig
 from models.families.groot.names import LANGUAGE, TABLE, canonical
@@ -27,6 +26,7 @@ from models.files.foreign_json import read_json, section, whole
 from models.inputs.bpe import ByteBpe
 from models.inputs.embodiment import Embodiment, Normalizer
 from models.inputs.processor import Processor
+from models.layers.adapters import merge
 from models.layers.dit import TransformerConfig
 from models.layers.qwen.qwen3 import QwenConfig
 from models.layers.siglip import SiglipConfig

@@ -20,11 +20,11 @@ from models.checkpoints.layout import exported
 from models.checkpoints.lerobot_pipeline import step, write_pipeline
 from models.checkpoints.safetensors_format import Entry, new_model, write_file
 from models.families.groot.checkpoint import eagle_robot, least_and_largest
-from models.families.groot.lora import merge
 from models.families.groot.model import TAGS, GrootConfig
 from models.families.groot.names import LANGUAGE, TABLE, VISION
 from models.inputs.embodiment import Embodiment
 from models.inputs.pictures import Stretched
+from models.layers.adapters import merge
 from models.policy import Policy
 
 _PREFIX = "_groot_model."

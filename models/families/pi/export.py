@@ -13,6 +13,7 @@ import numpy as np
 from models.families.pi import lerobot, lerobot_processors, lora, openpi
 from models.families.pi.model import PiConfig
 from models.inputs.embodiment import Embodiment
+from models.layers.adapters import merge
 from models.policy import Policy
 
 _LEROBOT = (("input", "suffix"), ("modulation", "text"))
@@ -55,7 +56,7 @@ def write_lerobot(policy: Policy, target: Path) -> None:
             f"LeRobot's files have no place for the units of '{robot.name}' (adapter "
             f"'{robot.adapter}', relative {list(robot.relative)}); give --to chiliad."
         )
-    merged, params = lora.merge(policy.model.config, policy.params)
+    merged, params = merge(policy.model.config, policy.params)
     _check_form(merged, "LeRobot", _LEROBOT)
     if merged.solver != "euler":
         raise ValueError(

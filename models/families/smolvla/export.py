@@ -12,11 +12,11 @@ from models.checkpoints.lerobot_pipeline import TOKENIZE, step
 from models.checkpoints.lerobot_policy import ACTION, STATE, Feature, picture_name, write_policy
 from models.families.smolvla.checkpoint import VLMS, SmolvlaFields, Vlm
 from models.families.smolvla.inputs import Corner, TaskLine
-from models.families.smolvla.lora import merge
 from models.families.smolvla.model import SmolvlaConfig
 from models.families.smolvla.names import HEAD, table
 from models.inputs.bpe import ByteBpe
 from models.inputs.embodiment import Embodiment
+from models.layers.adapters import merge
 from models.policy import Policy
 
 _OWN = "SmolVLM2"

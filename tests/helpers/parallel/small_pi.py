@@ -75,7 +75,7 @@ def compiled(
     return step, state_from(parameters(config), optimizer, abstract)
 
 
-@functools.lru_cache(maxsize=16)  # each has thousands of mappings: tests/helpers/mappings.py
+@functools.lru_cache(maxsize=16)  # each keeps 500 memory mappings
 def _compiled(
     mesh: Mesh, accumulation: int, config: PiConfig, optimizer: OptimizerConfig
 ) -> tuple[Any, Any]:

@@ -16,7 +16,6 @@ import numpy as np
 from models.checkpoints.layout import exported
 from models.checkpoints.lerobot_pipeline import step, write_pipeline
 from models.checkpoints.safetensors_format import Entry, new_model, write_file
-from models.families.groot.lora import merge
 from models.families.groot.n17 import robots
 from models.families.groot.n17.checkpoint import BACKBONE_NAME, BASE_NAME, PREFIX, VARIANT
 from models.families.groot.n17.model import TAGS, Groot17Config
@@ -26,6 +25,7 @@ from models.families.groot.n17.qwen_turn import QwenTurn
 from models.families.groot.n17.units import GrootUnits, UnitPart
 from models.inputs.bpe import ByteBpe
 from models.inputs.embodiment import Embodiment, Normalizer
+from models.layers.adapters import merge
 from models.policy import Policy
 
 _TASK = "annotation.human.task_description"

@@ -11,9 +11,10 @@ from flax.traverse_util import flatten_dict
 
 from models import Pi, Policy, load_policy, pack
 from models.checkpoints.layout import their_arrays
-from models.families.pi import lora, openpi
+from models.families.pi import openpi
 from models.flow import flow
 from models.inputs.observation import inputs_of, samples_of
+from models.layers.adapters import merge
 from models.layers.layers import Lora
 from tests.helpers.models.openpi_numbers import FIXTURES, TOLD, close, observation
 
@@ -142,7 +143,7 @@ def test_merged_adapters_compute_the_same():
     policy = load_policy(FIXTURES / "pi0_lora", **TOLD["pi0_lora"])
     with np.load(FIXTURES / "pi0_lora" / "case.npz") as file:
         arrays = dict(file)
-    config, params = lora.merge(policy.model.config, policy.params)
+    config, params = merge(policy.model.config, policy.params)
     assert not any("lora" in path for path in flatten_dict(params, sep="/"))
     merged = replace(policy, model=Pi(config), params=params)
     seen, noise = observation(arrays), arrays["sample_noise"]

@@ -12,9 +12,9 @@ import pytest
 
 from models.families.smolvla.gguf import ADDED, rebuilt
 from models.families.smolvla.inputs import Corner
-from models.families.smolvla.lora import merge
 from models.families.smolvla.model import SmolvlaConfig, time_embedding
 from models.inputs.packed_batch import Sample, pack
+from models.layers.adapters import merge
 from models.layers.gemma import GemmaConfig
 from models.layers.layers import Compute, Lora
 from models.layers.siglip import SiglipConfig, _places
