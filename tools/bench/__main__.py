@@ -5,7 +5,7 @@
     python -m tools.bench data --peer ENVIRONMENT/bin/python OTHER/bin/python
     python -m tools.bench attention --tiny
     python -m tools.bench learn --task tabletop-reach
-    python -m tools.bench all        # every one that a CPU can run, 20 hours; --list lists them
+    python -m tools.bench all        # every one that a CPU can run, 21 hours; --list lists them
     python -m tools.bench pages      # rewrites the figures on the pages of docs from their JSON
 
 Each result has `ratio` (ours over the other), both figures with their unit, versions and hardware.

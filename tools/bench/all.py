@@ -1,7 +1,7 @@
 """Run every benchmark that a CPU can run, one after another, each in its own process.
 
     python -m tools.bench all --list         # lists them, and how long each takes
-    python -m tools.bench all                # measures them, in about 20 hours
+    python -m tools.bench all                # measures them, in about 21 hours
     python -m tools.bench all --quick        # only those that take at most five minutes
     python -m tools.bench all --keep         # then replaces the committed results
     python -m tools.bench all --again --peer pi05 OPENPI/bin/python data LEROBOT/bin/python

@@ -185,7 +185,7 @@ def draw(tasks: Mapping[str, Mapping[str, Mapping[str, Any]]], minutes: float) -
         for at, row in enumerate(rows.values()):
             rates = [100 * each / row["starts"] for each in row["successes"]]
             axes.barh(at, 100 * row["success"], color="#9db8d9")
-            axes.plot(rates, [at] * len(rates), "o", color="#24425f", markersize=4)
+            axes.plot(rates, [at] * len(rates), "o", color="#24425f", markersize=4, clip_on=False)
         axes.set(title=task, xlim=(0, 100), xlabel=f"% success after {minutes:g} minutes")
         axes.set_yticks(range(len(names)), names)
         axes.invert_yaxis()
@@ -230,7 +230,7 @@ def _pace(course: _Course, steps: int, console: Console) -> dict[str, Any]:
 
 
 def _learnt(course: _Course, seed: int, sizes: FamilySizes, console: Console) -> dict[str, Any]:
-    """A run's steps and samples, and how often its policy succeeds."""
+    """Steps, samples and successes of a run."""
     run = course.folder / f"seed{seed}"
     kept = run.with_suffix(".json")
     if not kept.is_file():
@@ -254,7 +254,7 @@ def _learnt(course: _Course, seed: int, sizes: FamilySizes, console: Console) ->
 
 
 def _acted(checkpoint: Path, task: ShownTask, starts: int) -> Rate:
-    """How often a checkpoint succeeds from held-out starts."""
+    """Success of a checkpoint from held-out starts."""
     suite = load_suite(task.suite)
     tasks, count = task.tasks or suite.tasks, suite.count(None, starts)
     acting = Condition("learnt", load_policy(checkpoint)).batched(count)

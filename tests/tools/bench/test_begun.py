@@ -193,9 +193,9 @@ def test_a_benchmark_that_a_signal_ends_says_so_and_has_no_result(home):
 
 
 def test_learn_is_interrupted_where_its_run_was_stopped(monkeypatch, tmp_path):
-    task = learn.LearntTask("tabletop-reach", 1, 1)
+    task = learn.LearntTask(suite="tabletop-reach", episodes=1, steps=1)
     monkeypatch.setattr(training, "run", lambda *_: SimpleNamespace(finished=False))
-    monkeypatch.setattr(learn, "_recorded", lambda *_: tmp_path)
+    monkeypatch.setattr(learn.LearntTask, "recorded", lambda *_: tmp_path)
     with pytest.raises(KeyboardInterrupt):
         learn.run(Console(quiet=True), "tabletop-reach", tmp_path, learn.LearnSizes(tasks=(task,)))
     assert not list(tmp_path.rglob("result.json"))

@@ -18,8 +18,8 @@ README = (ROOT / "README.md").read_text()
 LOADS = "<!-- loads -->"
 FIGURES = re.compile("<!-- figures .*?<!-- end -->", re.DOTALL)
 COMPUTED = {
-    "fine_tune.md", "libero.md", "optimizer.md", "pipeline.md", "presets.md", "qlora.md",
-    "results/README.md",
+    "fine_tune.md", "first_policy.md", "libero.md", "optimizer.md", "pipeline.md", "presets.md",
+    "qlora.md", "results/README.md",
 }  # fmt: skip
 """Pages whose tables have settings, what follows from shapes, or other pages' figures."""
 
