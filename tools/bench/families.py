@@ -160,14 +160,16 @@ def learnt(
         for dataset in (task.recorded(cache),)
         for family, preset in sizes.families.items()
     }
-    for (task, family), course in track(courses.items(), "Paces", console=console):
-        console.print(f"{family} on {task}: the pace of a step")
-        _pace(course, sizes.pace, console)
+    paces = {}
+    for name, course in track(courses.items(), "Paces", console=console):
+        console.print(f"{name[1]} on {name[0]}: the pace of a step")
+        paces[name] = _pace(course, sizes.pace, console)
     every = list(product(range(sizes.seeds), courses.items()))
     runs: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for seed, (name, course) in track(every, "Families learn", console=console):
         console.print(f"{name[1]} learns {name[0]}, seed {seed}")
-        ran = _pace(course, sizes.pace, console) | _learnt(course, seed, sizes, console)
+        steps = max(2, math.floor(60 * sizes.minutes / paces[name]["step_seconds"]))
+        ran = paces[name] | _learnt(course, seed, steps, console)
         runs.setdefault(name, []).append(ran)
         rows: dict[str, dict[str, dict[str, Any]]] = {}
         for (task, family), each in runs.items():
@@ -207,14 +209,18 @@ class _Course:
 def _course(
     name: str, task: ShownTask, starts: int, dataset: Path, minutes: float, cache: Path
 ) -> _Course:
-    """The course of a preset, with a model that has places for all cameras. A change of the preset,
-    the task or the length is another folder."""
-    preset, cameras = load_preset(name), len(open_dataset(dataset).cameras)
-    if getattr(preset.model, "cameras", cameras) < cameras:
-        preset = replace(preset, model=preset.model.changed(cameras=cameras))
+    """The course of a preset. A change of the preset, the task or the length is another folder."""
+    preset = load_preset(name)
+    preset = replace(preset, model=_seeing(preset.model, len(open_dataset(dataset).cameras)))
     told = json.dumps([to_json(preset), str(task), starts, minutes], sort_keys=True)
     folder = cache / "families" / hashlib.sha256(told.encode()).hexdigest()[:16]
     return _Course(preset, task, starts, dataset, folder)
+
+
+def _seeing(config: ModelConfig, cameras: int) -> ModelConfig:
+    """The config with places for so many cameras, where a family has a number of them."""
+    fixed = getattr(config, "cameras", cameras)
+    return config.changed(cameras=cameras) if fixed < cameras else config
 
 
 def _pace(course: _Course, steps: int, console: Console) -> dict[str, Any]:
@@ -229,26 +235,20 @@ def _pace(course: _Course, steps: int, console: Console) -> dict[str, Any]:
     return json.loads(kept.read_text())
 
 
-def _learnt(course: _Course, seed: int, sizes: FamilySizes, console: Console) -> dict[str, Any]:
+def _learnt(course: _Course, seed: int, steps: int, console: Console) -> dict[str, Any]:
     """Steps, samples and successes of a run."""
     run = course.folder / f"seed{seed}"
     kept = run.with_suffix(".json")
     if not kept.is_file():
-        seconds = _pace(course, sizes.pace, console)["step_seconds"]
-        steps = max(2, math.floor(60 * sizes.minutes / seconds))
         trained(_lasting(course.preset, steps, seed), course.dataset, run, console)
         success = _acted(run / "checkpoints" / str(steps), course.task, course.starts)
-        replace_text(
-            kept,
-            json.dumps(
-                {
-                    "steps": steps,
-                    "samples": sum(int(line["samples"]) for line in _steps(run)),
-                    "successes": success.successes,
-                    "starts": success.trials,
-                }
-            ),
-        )
+        found = {
+            "steps": steps,
+            "samples": sum(int(line["samples"]) for line in _steps(run)),
+            "successes": success.successes,
+            "starts": success.trials,
+        }
+        replace_text(kept, json.dumps(found))
         jax.clear_caches()
     return json.loads(kept.read_text())
 
@@ -294,9 +294,10 @@ def _summed(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _model(preset: str) -> dict[str, Any]:
-    """A preset's parameters, and the milliseconds from an observation to its chunk."""
-    config = load_preset(preset).model
-    policy = random_policy(config, ("lift", "the", "red", "block"), ("base", "wrist"))
+    """Parameters of a preset, and the milliseconds from an observation to its chunk."""
+    cameras = ("base", "wrist")
+    config = _seeing(load_preset(preset).model, len(cameras))
+    policy = random_policy(config, ("lift", "the", "red", "block"), cameras)
     return {"preset": preset, "parameters": _size(config), **latency(policy, 1, _ACTS)}
 
 
