@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, get_abstract_mesh
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, get_abstract_mesh
 from jaxtyping import Array, Float, Int
 
 PyTree = Any
@@ -47,8 +47,8 @@ def axes_of(*entries: Any) -> tuple[str, ...]:
 
 def constrain(x: Array, *spec: Any) -> Array:
     """`x`, sharded as `PartitionSpec(*spec)` over the mesh that the program is traced under;
-    unchanged if there is no mesh."""
-    if get_abstract_mesh().empty:
+    unchanged if there is no mesh, or if each device computes its own part (`jax.shard_map`)."""
+    if AxisType.Auto not in get_abstract_mesh().axis_types:
         return x
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))
 

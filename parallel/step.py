@@ -5,7 +5,7 @@ neither accumulation nor the mesh changes what is learnt. The state is created s
 buffers are donated. Sums and counts, weighted by `PackedBatch.weight`, are the model's `loss`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any, Protocol, cast
@@ -96,12 +96,15 @@ def abstract_state(
 
 
 def abstract_state_of(
-    params: Params, optimizer: OptimizerConfig, rules: Rules, mesh: Mesh
+    params: Params, optimizer: OptimizerConfig, rules: Rules | Mapping[str, Rules], mesh: Mesh
 ) -> TrainState:
     """`abstract_state` for given parameters (or their ShapeDtypeStructs) instead of a model; all of
-    them have an average."""
+    them have an average. `rules` may be those of each part of the parameters, by its name."""
     shapes = jax.eval_shape(lambda p: _begin(p, optimizer), params)
-    params = shardings(shapes.params, rules, mesh)
+    if isinstance(rules, Mapping):
+        params = {k: shardings(part, rules[k], mesh) for k, part in shapes.params.items()}
+    else:
+        params = shardings(shapes.params, rules, mesh)
     trained = select(optimizer, params)[1]
     opt_state = state_shardings(
         shapes.opt_state, only(shapes.params, trained), only(params, trained), mesh

@@ -37,6 +37,11 @@ def check_named(config: RlConfig) -> None:
             f"policy; use 'ppo' with 'gae', an Advantage of yours with on_device, or placement "
             f"'host'."
         )
+    if config.learner.warmup and not advantage.values:
+        raise ValueError(
+            f"learner.warmup is {config.learner.warmup}, but with objective.advantage "
+            f"'{objective.advantage}' the policy has no value head to warm up; set it to 0."
+        )
     if group < advantage.group:
         raise ValueError(
             f"rollout.group is {group}, but objective.advantage '{objective.advantage}' compares "

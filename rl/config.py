@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from models.files.bounds import check_finite, check_least
 from models.files.own_file import check_choice
+from parallel.mesh import MeshConfig
 from parallel.monitor.step_trace import traced_steps
 from parallel.optimizer import SCHEDULE_FREE, OptimizerConfig
 from rl.objectives import ObjectiveConfig
@@ -94,9 +95,10 @@ class RolloutConfig:
 class LearnerConfig:
     """Settings of the learner.
 
-    `micro`: number of decisions whose gradient is computed at a time, as they arrive. Each of the
-    `epochs` over a step's decisions makes `minibatches` updates. On the host, the first epoch is
-    different: it learns while decisions arrive, and makes one update.
+    `micro`: number of decisions whose gradient is computed at a time, as they arrive, over all
+    devices. Each of the `epochs` over a step's decisions makes `minibatches` updates, except the
+    first: it learns while decisions arrive, and makes one update. In the first `warmup` steps only
+    the value head learns.
 
     With `keep_observed`, each decision's observation is read once a step, and what is computed from
     it is kept on the devices for all epochs (18 MB a decision for π0.5). This gives the same
@@ -106,6 +108,7 @@ class LearnerConfig:
     micro: int = 64
     epochs: int = 1
     minibatches: int = 1
+    warmup: int = 0
     keep_observed: bool = False
     optimizer: OptimizerConfig = field(
         default_factory=lambda: OptimizerConfig(
@@ -118,7 +121,7 @@ class LearnerConfig:
     )
 
     def __post_init__(self) -> None:
-        at_least(self, "learner", micro=1, epochs=1, minibatches=1)
+        at_least(self, "learner", micro=1, epochs=1, minibatches=1, warmup=0)
         if self.optimizer.name == SCHEDULE_FREE:
             raise ValueError(
                 f"learner.optimizer.name is '{SCHEDULE_FREE}', which keeps an average of the "
@@ -130,14 +133,13 @@ class LearnerConfig:
 @dataclass(frozen=True)
 class ColocatedConfig:
     """Settings of placement "colocated": the number of `envs`, each of which acts `unroll` chunks
-    in a learner step. In the first `warmup` steps only the value head learns."""
+    in a learner step."""
 
     envs: int = 128
     unroll: int = 4
-    warmup: int = 0
 
     def __post_init__(self) -> None:
-        at_least(self, "colocated", envs=1, unroll=1, warmup=0)
+        at_least(self, "colocated", envs=1, unroll=1)
 
 
 @dataclass(frozen=True)
@@ -174,6 +176,8 @@ class RlConfig:
     learner_steps: int = 100
     seed: int = 0
     placement: Literal["colocated", "host", "disaggregated"] = "host"
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    """Axes of the devices that learn, as in tools.train."""
     flow: FlowConfig = field(default_factory=FlowConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
@@ -193,7 +197,7 @@ class RlConfig:
         at_least(self, "", learner_steps=1, seed=0, eval_every=0, eval_episodes=1, save_every=0)
         at_least(self, "", keep=1, keep_every=0)
         traced_steps(self.profile, self.learner_steps, "profile")
-        rollout, spread, own = self.rollout, self.disaggregated, self.colocated
+        rollout, spread = self.rollout, self.disaggregated
         if self.flow.level == 0 and self.flow.noise != "learned":
             raise ValueError(
                 f"flow.level is 0, so chunks are not random and the policy would learn nothing; "
@@ -208,12 +212,6 @@ class RlConfig:
             raise ValueError(
                 f"rollout.inference_devices is {rollout.inference_devices}, but the policy acts in "
                 f"disaggregated.inference = {spread.inference} workers; set one of them to 0."
-            )
-        decisions, parts = own.envs * own.unroll, self.learner.minibatches
-        if self.placement == "colocated" and decisions % parts:
-            raise ValueError(
-                f"colocated.envs × unroll is {decisions} decisions, which cannot be split into "
-                f"{parts} equal learner.minibatches; change one of the three."
             )
 
     def _unread(self) -> list[str]:
@@ -248,8 +246,6 @@ _UNREAD: dict[str, dict[str, Sequence[str]]] = {
     "colocated": {
         "disaggregated": _names(DisaggregatedConfig),
         "rollout": ("groups", "group", "staleness", "deadline", "inference_devices", "snapshots"),
-        "learner": ("micro",),
-        "learner.optimizer": ("ema_decay",),
     },
 }
 """Options that a placement does not read, by their part of the config."""

@@ -7,6 +7,7 @@ moments and curves of the first, and nothing would look wrong.
 
 import json
 import reprlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,12 @@ FIELD = "environment"
 """Name of the environment's entry in the config that checkpoints hold."""
 
 
-def describe(spec: Spec, suite: Suite) -> Json:
-    """Properties of the environment that a resumed run must match, as JSON."""
-    return json.loads(json.dumps({"suite": suite.name, "source": suite.source} | to_json(spec)))
+def describe(specs: Sequence[Spec], suite: Suite) -> Json:
+    """Properties of the environment that a resumed run must match, as JSON: those of the spec, or
+    of each spec by its tasks if there are several."""
+    first, *others = (to_json(spec) for spec in specs)
+    told = {" ".join(spec.tasks): to_json(spec) for spec in specs} if others else first
+    return json.loads(json.dumps({"suite": suite.name, "source": suite.source} | told))
 
 
 def check_environment(path: Path, found: Json, console: Console) -> None:

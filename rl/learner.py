@@ -8,7 +8,7 @@ their size in earlier steps, and before a step's first update the policy is its 
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -16,16 +16,32 @@ import numpy as np
 from jax.sharding import Mesh, use_abstract_mesh
 from jaxtyping import Array, Bool, Float
 
+from models import Policy
 from models.inputs.packed_batch import PackedBatch
 from models.layers.functional import only
+from models.model import rules_of
+from models.sharding import WHOLE
 from parallel.hosts.agreement import agree
 from parallel.hosts.distributed import host_count, put_batch
-from parallel.mesh import make_mesh, replicated, rows_sharding
+from parallel.mesh import replicated, rows_sharding
 from parallel.optimizer import OptimizerConfig, select
 from parallel.step import OVERLAP
+from rl import flow_policy
+from rl.checks import check_kept
+from rl.config import LearnerConfig, RlConfig
 from rl.objectives import ObjectiveConfig, Terms, advantage_of, combine
 from rl.records import Experience
-from rl.step import LearnerState, LogProb, StepFunctions, Total, metrics_of, planned_updates
+from rl.step import (
+    LearnerState,
+    LogProb,
+    StepFunctions,
+    Total,
+    abstract_learner_state,
+    learner_state,
+    metrics_of,
+    optimizer_of,
+    planned_updates,
+)
 
 
 class Diverged(ArithmeticError):
@@ -40,6 +56,54 @@ class _Added(NamedTuple):
     finite: Bool[Array, ""]
     experience: Experience | None
     proximal: Float[Array, "n h a"] | None
+
+
+def begin_learner(policy: Policy, config: RlConfig, mesh: Mesh) -> "FlowLearner":
+    """The learner of a run that begins from this policy (f32, on the host or any device): its
+    parameters, sharded as the model's rules say, get the heads that the config asks for.
+
+    Raises:
+      ValueError: as `FlowLearner` and `check_kept`.
+    """
+    model, learning = policy.model, config.learner
+    optimizer = optimizer_of(learning, config.learner_steps)
+    key = jax.random.fold_in(jax.random.key(config.seed), 1)
+    values = advantage_of(config.objective).values
+    params = flow_policy.init(model, policy.params, key, config.flow, value=values)
+    check_kept(model, params, learning)
+    rules = dict.fromkeys(params, WHOLE) | {"policy": rules_of(model)}
+    abstract = abstract_learner_state(params, optimizer, rules, mesh)
+    params = jax.tree.map(_placed, params, abstract.params)
+    return FlowLearner(
+        partial(flow_policy.log_prob, model, config=config.flow),
+        learner_state(params, optimizer, abstract),
+        optimizer,
+        config.objective,
+        learning,
+        mesh,
+        partial(flow_policy.observe, model) if learning.keep_observed else None,
+    )
+
+
+def saved(state: LearnerState) -> dict[str, Any]:
+    """The state as checkpoints hold it: the acting policy where every other run has it, its
+    parameters before averaging, and the rest."""
+    heads = [
+        {name: x for name, x in tree.items() if name != "policy"}
+        for tree in (state.params, state.ema)
+    ]
+    rest = replace(state, params=heads[0], ema=heads[1])
+    return {"ema": state.ema["policy"], "params": state.params["policy"], "rl": rest}
+
+
+def restored(tree: dict[str, Any]) -> LearnerState:
+    """The state that `saved` took apart."""
+    rest = tree["rl"]
+    return replace(
+        rest,
+        params={"policy": tree["params"], **rest.params},
+        ema={"policy": tree["ema"], **rest.ema},
+    )
 
 
 class FlowLearner:
@@ -59,15 +123,13 @@ class FlowLearner:
       log_prob: differentiable and pure, see `LogProb`.
       state: from `learner_state`, or restored.
       optimizer: that of the state, from `optimizer_of`.
-      epochs: passes over each step's experience, with the advantages and the proximal policy of the
-        step's beginning.
-      minibatches: updates in each epoch except the first, which makes one update from the whole
-        step. A minibatch is some of the step's micro-batches, drawn again for each epoch; if there
-        are fewer micro-batches, each is a minibatch.
-      mesh: that of the state; rows are split over its data and fsdp axes. All devices if None.
+      config: its epochs are passes over each step's experience, with the advantages and the
+        proximal policy of the step's beginning. A minibatch is some of the step's micro-batches,
+        drawn again for each epoch; if there are fewer micro-batches, each is a minibatch.
+      mesh: that of the state; rows are split over its data and fsdp axes.
       observe: computes the part of a micro-batch that does not change as the policy learns, rows
-        first. This is done once, and the result is kept on the devices for the later epochs. If
-        None, `log_prob` computes everything again.
+        first. This is done once, unless the experience has it already, and the result is kept on
+        the devices for the later epochs. If None, `log_prob` computes everything again.
 
     Raises:
       ValueError: the configuration makes no sense.
@@ -79,28 +141,22 @@ class FlowLearner:
         state: LearnerState,
         optimizer: OptimizerConfig,
         objective: ObjectiveConfig,
-        epochs: int = 1,
-        minibatches: int = 1,
-        mesh: Mesh | None = None,
+        config: LearnerConfig,
+        mesh: Mesh,
         observe: Callable[[Any, PackedBatch], Any] | None = None,
     ) -> None:
-        if min(epochs, minibatches) < 1:
-            raise ValueError(
-                f"learner.epochs and minibatches are {epochs} and {minibatches}; expected at least "
-                f"1."
-            )
         if advantage_of(objective).reevaluated and host_count() > 1:
             raise ValueError(
                 f"objective.name is '{objective.name}', whose advantages need a single host, but "
                 f"this run has {host_count()} hosts; choose 'decoupled' or 'tis'."
             )
-        self.state = state
+        self.state, self.optimizer = state, optimizer
         self.learnt = self.pending = 0
-        self._mesh = make_mesh() if mesh is None else mesh
-        updates = planned_updates(epochs, minibatches)
-        self._step = StepFunctions(log_prob, optimizer, objective, updates)
-        self._epochs, self._minibatches = epochs, minibatches
-        self._observe = observe if epochs > 1 else None
+        self._mesh = mesh
+        updates = planned_updates(config.epochs, config.minibatches)
+        self._step = StepFunctions(log_prob, optimizer, objective, updates, config.warmup)
+        self._epochs, self._minibatches = config.epochs, config.minibatches
+        self._observe = observe if config.epochs > 1 else None
         self.version = int(state.version)
         self._lags: list[np.ndarray] = []
         self._added: list[_Added] = []
@@ -108,6 +164,10 @@ class FlowLearner:
         self._total: Total | None = None
         self._failed: Diverged | None = None
         self._compile()
+
+    def resume(self, state: LearnerState) -> None:
+        """Continues from another state of the same shapes and shardings; nothing may be pending."""
+        self.state, self.version = state, int(state.version)
 
     def add(self, experience: Experience, tickets: Sequence[int] = ()) -> None:
         """Adds a micro-batch's gradient to the step's; returns before it is computed.
@@ -129,7 +189,7 @@ class FlowLearner:
                 f"give it the state that sampled them."
             )
         placed = put_batch(experience, self._mesh)
-        if self._observe is not None:
+        if self._observe is not None and placed.observed is None:
             placed = replace(placed, observed=self._observe(self.state.params, placed.batch))
         proximal, finite = self._sum(placed, None)
         kept = experience if self._observe is None else placed
@@ -295,6 +355,12 @@ class FlowLearner:
                 self._observe, in_shardings=(placed.params, rows), out_shardings=rows
             )
         self._evaluate = compiled(evaluate, in_shardings=(placed.params, rows), out_shardings=whole)
+
+
+def _placed(x: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
+    """An array that every host has, as a global one; no device holds more than its part."""
+    whole = np.asarray(x)
+    return jax.make_array_from_callback(x.shape, like.sharding, lambda part: whole[part])
 
 
 def _named(tickets: Sequence[int], most: int = 16) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from models.checkpoints import own
 from models.files.terminal import Console
@@ -58,6 +58,48 @@ class Placement(Protocol):
     def restore(self, state: dict[str, Any], record: Json) -> None:
         """Restores the contents of a checkpoint, before `run`; raises ValueError, with the field,
         if the record is not one of this placement's."""
+
+
+class TaskOutcome(NamedTuple):
+    """What a step learnt from in one task: episodes that ended, how many of them succeeded, control
+    steps, and the sum of rewards."""
+
+    episodes: int
+    successes: int
+    env_steps: int
+    rewards: float
+
+
+def step_metrics(
+    learnt: Mapping[str, Any], tasks: Mapping[str, TaskOutcome], seconds: float
+) -> dict[str, float]:
+    """Metrics of a step, by the names that they have in every placement.
+
+    Args:
+      learnt: what `FlowLearner.update` returned.
+      tasks: outcomes by task; each has its own success if there are several.
+      seconds: since the last step ended.
+    """
+    found, lags = dict(learnt), learnt["lags"]
+    del found["lags"]
+    episodes, successes, env_steps, rewards = (sum(x) for x in zip(*tasks.values(), strict=True))
+    decisions = found["decisions"]
+    return {
+        **found,
+        **({"success": successes / episodes, "return": rewards / episodes} if episodes else {}),
+        **{
+            f"success/{task}": one.successes / one.episodes
+            for task, one in tasks.items()
+            if len(tasks) > 1 and one.episodes
+        },
+        "episodes": episodes,
+        "lag": sum(lag * count for lag, count in enumerate(lags)) / decisions,
+        **{f"lag/{lag}": count for lag, count in enumerate(lags) if count},
+        "env_steps": env_steps,
+        "step_seconds": seconds,
+        "env_steps_per_second": env_steps / seconds,
+        "decisions_per_second": decisions / seconds,
+    }
 
 
 @dataclass(frozen=True)

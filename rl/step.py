@@ -4,7 +4,7 @@ a program that both acts and learns includes all of them.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,8 +19,8 @@ from jaxtyping import Array, Bool, Float, Int
 from models.inputs.packed_batch import PackedBatch
 from models.layers.float8 import fp8
 from models.layers.functional import fill, only
-from models.sharding import WHOLE, Rules
-from parallel.mesh import make_mesh, replicated
+from models.sharding import Rules
+from parallel.mesh import replicated
 from parallel.optimizer import OptimizerConfig, at_step, select
 from parallel.step import Metrics, TrainState, abstract_state_of, apply_gradients, state_from
 from rl.config import LearnerConfig
@@ -88,19 +88,18 @@ def optimizer_of(config: LearnerConfig, steps: int) -> OptimizerConfig:
 
 
 def abstract_learner_state(
-    params: Params, optimizer: OptimizerConfig, rules: Rules = WHOLE, mesh: Mesh | None = None
+    params: Params, optimizer: OptimizerConfig, rules: Rules | Mapping[str, Rules], mesh: Mesh
 ) -> LearnerState:
     """The state as ShapeDtypeStructs with shardings, to begin from or to restore into.
 
     Args:
       params: arrays or ShapeDtypeStructs.
-      mesh: all devices if None.
+      rules: as in `abstract_state_of`.
 
     Raises:
       ValueError: a parameter does not match exactly one rule or none of the optimizer's rates, or
         does not divide over the mesh.
     """
-    mesh = make_mesh() if mesh is None else mesh
     train = abstract_state_of(params, optimizer, rules, mesh)
     number: Any = partial(jax.ShapeDtypeStruct, (), sharding=replicated(mesh))
     scale = Scale(number(jnp.float32), number(jnp.float32))
@@ -179,13 +178,15 @@ def loss_terms(
 class StepFunctions:
     """Shared functions of a step. The loss is that of `loss_terms`. Advantages from values are
     divided by `scale_of` the steps before; group advantages are used as they are. The learning
-    rate's schedule advances by `updates` in each step, however many updates were made.
+    rate's schedule advances by `updates` in each step, however many updates were made. In the first
+    `warmup` steps only the value head changes.
     """
 
     log_prob: LogProb
     optimizer: OptimizerConfig
     objective: ObjectiveConfig
     updates: int = 1
+    warmup: int = 0
 
     def zeros(self, params: Params, experience: Experience) -> Total:
         """Sums of nothing; the experience gives only shapes."""
@@ -233,11 +234,16 @@ class StepFunctions:
           worth: the step's mean squared advantage, in its last update, which makes a new version;
             None in other updates.
         """
-        terms = total.terms
+        terms, version, scale = total.terms, state.version, state.scale
+        gradients, learns = total.gradients, version >= self.warmup
+        if self.warmup:
+            gradients = _of_value(gradients, jax.tree.map(jnp.zeros_like, gradients), learns)
         train, metrics = apply_gradients(
-            state, terms.loss, terms.weight, total.gradients, self.optimizer, placed
+            state, terms.loss, terms.weight, gradients, self.optimizer, placed
         )
-        version, scale = state.version, state.scale
+        if self.warmup:  # decay and averages must not move the rest either
+            params = _of_value(train.params, state.params, learns)
+            train = replace(train, params=params, ema=_of_value(train.ema, state.ema, learns))
         if worth is not None:
             version, kept = version + 1, 1 - _KEPT
             step = (version * self.updates).astype(train.step.dtype)
@@ -266,6 +272,12 @@ class StepFunctions:
         square = jnp.sum(worth**2 * experience.weight)
         terms = terms._replace(sums=terms.sums | {"advantage_squared": square})
         return terms.loss, (terms, jax.lax.stop_gradient(found[0]))
+
+
+def _of_value(after: Params, before: Params, learns: Bool[Array, ""]) -> Params:
+    """`after`, but only for the value head unless the policy `learns`."""
+    kept = jax.tree.map(lambda x, y: jnp.where(learns, x, y), after, before)
+    return kept | {"value": after["value"]}
 
 
 def _joined(train: TrainState, version: Any, scale: Any) -> LearnerState:

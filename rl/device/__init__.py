@@ -1,1 +1,1 @@
-"""RL with environments and learner in one program on the device."""
+"""Placement "colocated": envs, policy and learner on the same devices."""

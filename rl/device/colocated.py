@@ -1,143 +1,168 @@
-"""Placement "colocated": environments, policy and learner in one device program.
+"""Placement "colocated": environments and policy on the devices that learn. N envs (states of
+traceable environments) act a number of chunks each, and micro-batches of these go to the learner.
 
-N envs (states of one traceable environment) act a number of chunks each, and the policy learns from
-all of them by PPO; nothing leaves the device. Everything that a run carries from one step to the
-next is one tree, so a run resumes exactly.
+Everything on the way stays on the devices. Each device has its share of the envs; an env acts the
+same whichever device has it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from jaxtyping import Array, Bool, Int, UInt32
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Int, UInt32
 
 from models import Policy
-from models.layers.functional import Params, fill, only
-from parallel.optimizer import make_optimizer, select
-from rl import flow_policy
-from rl.checks import check_kept, check_named
+from models.layers.functional import Params
+from parallel.hosts.watchdog import alive
+from parallel.mesh import check_rows, replicated, rows_sharding
 from rl.config import RlConfig
 from rl.device.unroll import PolicyEnvs, Traceable, Unroll
-from rl.objectives import Terms, advantage_of
+from rl.learner import FlowLearner
+from rl.objectives import advantage_of
 from rl.records import Experience
-from rl.step import loss_terms
 from sim.protocol import TRAIN_SEEDS, State
 
 _SHUFFLE = 2
+_ENVS = "envs"
 
 
-@jax.tree_util.register_dataclass
+class Outcomes(NamedTuple):
+    """Sums over an unroll of one task's envs: episodes that ended and how many succeeded, control
+    steps acted, and rewards."""
+
+    episodes: Int[Array, ""]
+    successes: Int[Array, ""]
+    steps: Int[Array, ""]
+    rewards: Array
+
+
 @dataclass(frozen=True)
-class ColocatedState:
-    """Everything that a run carries; `step` counts the learner's steps. Random draws derive from
-    `step` and from the episodes in `envs`, so there is nothing else to keep."""
-
-    step: Int[Array, ""]
-    params: Params
-    """Parameters made by `rl.flow_policy.init`."""
-    opt_state: Any
-    envs: State
-
-
 class Colocated:
-    """One run's program.
+    """A run's envs, an equal number for each task, on the devices of `mesh`.
 
     Raises:
-      ValueError: the policy does not fit the environment, or the configuration asks for advantages
-        that this placement cannot compute, or for unrolls that are too long.
+      ValueError: the policy does not fit an environment, envs do not divide over tasks and devices,
+        or unrolls are too long.
     """
 
-    def __init__(self, policy: Policy, env: Traceable, config: RlConfig) -> None:
-        check_named(config)
-        self._env, self._model, self._config = env, policy.model, config
-        self._envs = PolicyEnvs(env, policy, config)
-        updates = config.learner_steps * config.learner.epochs * config.learner.minibatches
-        optimizer = config.learner.optimizer
-        self._optimizer = replace(optimizer, decay_steps=optimizer.decay_steps or updates)
-        self._transformation = make_optimizer(self._optimizer)
+    policy: Policy
+    tasks: Sequence[Traceable]
+    config: RlConfig
+    mesh: Mesh
 
-    def init(self, params: Params) -> ColocatedState:
-        """The initial state of a run with these parameters, which are not consumed.
+    def __post_init__(self) -> None:
+        envs, parts = self.config.colocated.envs, len(self.tasks) * self.mesh.size
+        if envs % parts:
+            raise ValueError(
+                f"colocated.envs is {envs}, which cannot be split evenly over {len(self.tasks)} "
+                f"tasks and {self.mesh.size} devices; choose a multiple of {parts}."
+            )
+        check_rows(self.config.learner.micro, self.mesh)
+        assert self._each  # checks the policy
+
+    def begin(self) -> tuple[State, ...]:
+        """Envs of each task at the beginning of their first episodes."""
+        seeds = np.split(env_seeds(self.config), len(self.tasks))
+        return tuple(
+            jax.jit(env.pure_reset, out_shardings=self._split)(some)
+            for env, some in zip(self.tasks, seeds, strict=True)
+        )
+
+    def step(
+        self, learner: FlowLearner, envs: tuple[State, ...]
+    ) -> tuple[tuple[State, ...], dict[str, Any], tuple[Outcomes, ...]]:
+        """The envs after an unroll that the learner has learnt from, what `FlowLearner.update`
+        returned, and the outcomes of each task.
 
         Raises:
-          ValueError: as `check_kept`.
+          Diverged: see `FlowLearner.update`.
         """
-        check_kept(self._model, params, self._config.learner)
-        params = jax.tree.map(jnp.array, params)
-        trained = only(params, select(self._optimizer, params)[1])
-        envs = jax.jit(self._env.pure_reset)(env_seeds(self._config))
-        return ColocatedState(jnp.int32(0), params, self._transformation.init(trained), envs)
+        envs, parts, outcomes = self.act(learner.state.params, envs, learner.version)
+        for part in parts:
+            learner.add(part)
+            alive()
+        return envs, learner.update(), outcomes
 
-    def step(self, state: ColocatedState) -> tuple[ColocatedState, dict[str, Array]]:
-        """Makes an unroll and learns from it; the given state is consumed.
+    def act(
+        self, params: Params, envs: tuple[State, ...], version: int
+    ) -> tuple[tuple[State, ...], tuple[Experience, ...], tuple[Outcomes, ...]]:
+        """The envs after an unroll, its decisions in micro-batches in an order that is drawn from
+        `version` (the last may be padded with rows of weight 0), and the outcomes of each task.
 
-        One program on accelerators; `stepwise` on CPUs. Metrics are scalars: means over the updates
-        (`weight_mean`, `clip_fraction`, `behaviour_kl`, `loss`, `value_loss`, `grad_norm`), and of
-        the unroll, `episodes` that ended, their `successes`, control `steps` acted, `advantage_rms`
-        and `explained_variance`. Metrics that placement "host" has too are named as there. `finite`
-        is false if an update's loss or gradient was not finite; that update was not made.
+        A single CPU advances envs in groups on threads, one compiled step at a time; other devices
+        run a program for each task's unroll.
         """
-        return self.stepwise(state) if jax.default_backend() == "cpu" else self.whole(state)
-
-    def stepwise(self, state: ColocatedState) -> tuple[ColocatedState, dict[str, Array]]:
-        """`step` as one program that learns, after others that act."""
-        envs, unroll = self._envs.act_stepwise(state.params, state.envs)
-        return self._learn(replace(state, envs=envs), unroll)
+        acted = [act(params, some) for act, some in zip(self._acts, envs, strict=True)]
+        unrolls = tuple(unroll for _, unroll in acted)
+        return (tuple(state for state, _ in acted), *self._divided(unrolls, np.int32(version)))
 
     @cached_property
-    def whole(self) -> Any:
-        """`step` as one program."""
-
-        def step(state: ColocatedState) -> tuple[ColocatedState, dict[str, Array]]:
-            envs, unroll = self._envs.act(state.params, state.envs)
-            return self._learnt(replace(state, envs=envs), unroll)
-
-        return jax.jit(step, donate_argnums=0)
+    def _each(self) -> list[PolicyEnvs]:
+        prompts = tuple(goal for env in self.tasks for goal in env.prompts)
+        before = np.cumsum([0, *(len(env.prompts) for env in self.tasks)])
+        return [
+            PolicyEnvs(env, self.policy, self.config, prompts, int(first))
+            for env, first in zip(self.tasks, before[:-1], strict=True)
+        ]
 
     @cached_property
-    def _learn(self) -> Any:
-        return jax.jit(self._learnt, donate_argnums=0)
+    def _split(self) -> NamedSharding:
+        return NamedSharding(self._line, PartitionSpec(_ENVS))
 
-    def _learnt(
-        self, state: ColocatedState, unroll: Unroll
-    ) -> tuple[ColocatedState, dict[str, Array]]:
-        config = self._config
-        experience = self._experience(state, unroll)
-        learns = state.step >= config.colocated.warmup
-        key = jax.random.fold_in(jax.random.key(config.seed), _SHUFFLE)
-        key = jax.random.fold_in(key, state.step)
+    @cached_property
+    def _line(self) -> Mesh:
+        """The devices in a line: on a mesh with the learner's axes, a model would share its rows
+        out once more."""
+        return Mesh(self.mesh.devices.reshape(-1), (_ENVS,))
 
-        def update(carry: Any, rows: Int[Array, " b"]) -> tuple[Any, dict[str, Array]]:
-            params, opt_state = carry
-            part = jax.tree.map(lambda x: x[rows], experience)
-            return self._update(params, opt_state, part, learns)
-
-        def epoch(carry: Any, number: Int[Array, ""]) -> tuple[Any, dict[str, Array]]:
-            order = jax.random.permutation(
-                jax.random.fold_in(key, number), len(experience.advantage)
-            )
-            rows = order.reshape(config.learner.minibatches, -1)
-            return jax.lax.scan(update, carry, rows)
-
-        (params, opt_state), metrics = jax.lax.scan(
-            epoch, (state.params, state.opt_state), jnp.arange(config.learner.epochs)
+    @cached_property
+    def _acts(self) -> list[Any]:
+        if self.mesh.size == 1 and jax.default_backend() == "cpu":
+            return [some.act_stepwise for some in self._each]
+        apart = partial(
+            jax.shard_map,
+            mesh=self._line,
+            in_specs=(PartitionSpec(), PartitionSpec(_ENVS)),
+            out_specs=(PartitionSpec(_ENVS), PartitionSpec(None, _ENVS)),
+            check_vma=False,
         )
-        after = ColocatedState(state.step + 1, params, opt_state, state.envs)
-        finite = {"finite": metrics.pop("finite").all()}
-        return after, jax.tree.map(jnp.mean, metrics) | finite | _outcomes(unroll, experience)
+        return [jax.jit(apart(some.act)) for some in self._each]
 
-    def _experience(self, state: ColocatedState, unroll: Unroll) -> Experience:
-        """Decisions along one axis, with advantages in units of their root mean square."""
-        chosen = self._config.objective
+    @cached_property
+    def _divided(self) -> Any:
+        rows, whole = rows_sharding(self.mesh), replicated(self.mesh)
+        return jax.jit(self._experience, out_shardings=(rows, whole))
+
+    def _experience(
+        self, unrolls: tuple[Unroll, ...], version: Int[Array, ""]
+    ) -> tuple[tuple[Experience, ...], tuple[Outcomes, ...]]:
+        config = self.config
+        each = [self._worth(unroll, version) for unroll in unrolls]
+        together = jax.tree.map(lambda *parts: jnp.concatenate(parts), *each)
+        key = jax.random.fold_in(jax.random.key(config.seed), _SHUFFLE)
+        count, micro = len(together.advantage), config.learner.micro
+        order = jax.random.permutation(jax.random.fold_in(key, version), count)
+        order = jnp.append(order, jnp.repeat(order[:1], -count % micro))
+        real = (jnp.arange(len(order)) < count).astype(jnp.float32)
+        drawn = replace(jax.tree.map(lambda x: x[order], together), weight=real)
+        parts = [
+            jax.tree.map(lambda x, at=at: x[at : at + micro], drawn)
+            for at in range(0, len(order), micro)
+        ]
+        return tuple(parts), tuple(map(_outcomes, unrolls))
+
+    def _worth(self, unroll: Unroll, version: Int[Array, ""]) -> Experience:
+        """Decisions along one axis, with their advantages."""
+        chosen = self.config.objective
         on_device = advantage_of(chosen).on_device
         assert on_device is not None  # as the config has checked
         ended = unroll.terminated | unroll.truncated
         advantage = on_device(unroll.reward, unroll.drawn.value, unroll.following, ended, chosen)
-        scale = jnp.sqrt(jnp.mean(advantage**2)) + 1e-8
 
         def flat(x: Array) -> Array:
             return x.reshape(advantage.size, *x.shape[2:])
@@ -145,51 +170,12 @@ class Colocated:
         return Experience(
             batch=jax.tree.map(flat, unroll.batch),
             drawn=jax.tree.map(flat, unroll.drawn),
-            advantage=flat(advantage / scale),
+            advantage=flat(advantage),
             target=flat(advantage + unroll.drawn.value),
-            version=jnp.full(advantage.size, state.step),
+            version=jnp.full(advantage.size, version),
             weight=jnp.ones(advantage.size),
             observed=jax.tree.map(flat, unroll.observed),
         )
-
-    def _update(
-        self, params: Params, opt_state: Any, part: Experience, learns: Bool[Array, ""]
-    ) -> tuple[tuple[Params, Any], dict[str, Array]]:
-        """Parameters and optimizer state after an update, which changes only the value head unless
-        the policy `learns`. They stay unchanged if loss or gradient is not finite."""
-        moving, trained = select(self._optimizer, params)
-
-        def loss(wanted: Params) -> tuple[Array, Terms]:
-            found = flow_policy.log_prob(
-                self._model,
-                fill(wanted, params),
-                part.batch,
-                part.drawn,
-                part.observed,
-                self._config.flow,
-            )
-            # the policy that acted is also the proximal one: the step began with it
-            behaviour = jnp.asarray(part.drawn.log_prob)
-            terms = loss_terms(self._config.objective, found, part, part.version, behaviour)
-            return terms.loss / terms.weight, terms
-
-        (total, terms), gradient = jax.value_and_grad(loss, has_aux=True)(only(params, moving))
-        gradient, old = _taken(only(gradient, trained), learns), only(params, trained)
-        updates, moved = self._transformation.update(gradient, opt_state, old)
-        norm = optax.tree_utils.tree_norm(gradient)
-        finite = jnp.isfinite(total) & jnp.isfinite(norm)
-        after = fill(optax.apply_updates(old, _taken(updates, learns)), params), moved
-        metrics = {
-            "finite": finite,
-            "loss": total,
-            "value_loss": terms.sums["value_loss"] / terms.weight,
-            "weight_mean": terms.sums["importance"] / terms.sums["ratios"],
-            "clip_fraction": terms.sums["clipped"] / terms.sums["ratios"],
-            "behaviour_kl": terms.sums["behaviour_kl"] / terms.sums["ratios"],
-            "grad_norm": norm,
-        }
-        before = params, opt_state
-        return jax.tree.map(lambda x, y: jnp.where(finite, x, y), after, before), metrics
 
 
 def env_seeds(config: RlConfig) -> UInt32[np.ndarray, " n"]:
@@ -199,19 +185,10 @@ def env_seeds(config: RlConfig) -> UInt32[np.ndarray, " n"]:
     return np.array(seeds, np.uint32)
 
 
-def _taken(tree: Params, learns: Bool[Array, ""]) -> Params:
-    """Gradients or updates with 0 for all but the value head, unless the policy `learns`."""
-    taken = jax.tree.map(lambda x: jnp.where(learns, x, jnp.zeros_like(x)), tree)
-    return taken | {"value": tree["value"]}
-
-
-def _outcomes(unroll: Unroll, experience: Experience) -> dict[str, Array]:
-    value, target = unroll.drawn.value.reshape(-1), experience.target
-    surprise = target - value
-    return {
-        "episodes": jnp.sum(unroll.terminated | unroll.truncated),
-        "successes": jnp.sum(unroll.terminated),
-        "steps": jnp.sum(experience.acted.any(-1)),
-        "advantage_rms": jnp.sqrt(jnp.mean(surprise**2)),
-        "explained_variance": 1 - jnp.var(surprise) / (jnp.var(target) + 1e-8),
-    }
+def _outcomes(unroll: Unroll) -> Outcomes:
+    return Outcomes(
+        episodes=jnp.sum(unroll.terminated | unroll.truncated),
+        successes=jnp.sum(unroll.terminated),
+        steps=jnp.sum(unroll.batch.action_mask.any(-1)),
+        rewards=jnp.sum(unroll.reward),
+    )

@@ -1,18 +1,21 @@
-"""Placement "colocated" as a run: one call of the device program is a step."""
+"""Placement "colocated" as a run: the policy acts in envs on the devices, then learns from what it
+did, in turns. It acts with the newest parameters, so all that it learns from has lag 0."""
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import jax
+import numpy as np
 
 from models import Policy
-from rl import flow_policy
+from parallel.hosts.distributed import host_count
+from parallel.mesh import make_mesh
 from rl.config import RlConfig
 from rl.device.colocated import Colocated
 from rl.environment import describe
-from rl.learner import Diverged
+from rl.learner import begin_learner, restored, saved
+from rl.run import TaskOutcome, step_metrics
 from sim.environments.device_slots import spec_of
 from sim.protocol import TRAIN_SEEDS
 from sim.suite import Suite
@@ -24,18 +27,25 @@ class OnDevice:
     """See `rl.run.Placement`.
 
     Raises:
-      ValueError: the suite is not an environment on a device, or evaluates seeds that are learnt
-        from; the run has several tasks; or policy, environment and config do not fit together.
+      ValueError: the suite's tasks are not environments on a device, or it evaluates seeds that are
+        learnt from; the job has several hosts; or policy, environments and config do not fit
+        together.
     """
 
     def __init__(
         self, policy: Policy, suite: Suite, tasks: tuple[str, ...], config: RlConfig
     ) -> None:
-        if suite.environment is None or len(tasks) > 1:
+        if host_count() > 1:
             raise ValueError(
-                f"placement 'colocated' takes one task that is simulated on the device, such as "
-                f"tabletop-lift, not {list(tasks)} of suite '{suite.name}'; set placement to "
+                f"placement 'colocated' learns on the devices of one host, but this job has "
+                f"{host_count()} processes; start one (--num-processes 1), or set placement to "
                 f"'host'."
+            )
+        if suite.environment is None:
+            raise ValueError(
+                f"placement 'colocated' takes tasks that are simulated on the device, such as "
+                f"tabletop-lift, but suite '{suite.name}' has simulators of its own; set placement "
+                f"to 'host'."
             )
         if suite.first_seed < TRAIN_SEEDS.stop:
             raise ValueError(
@@ -43,21 +53,22 @@ class OnDevice:
                 f"placement 'colocated' learns from seeds below {TRAIN_SEEDS.stop}; set the "
                 f"suite's first_seed to {TRAIN_SEEDS.stop}, or placement to 'host'."
             )
-        env: Any = suite.environment(tasks[0], policy.model.config.edge)
-        if missing := [name for name in _TRACED if not hasattr(env, name)]:
-            raise ValueError(
-                f"The environment of suite '{suite.name}' has no {', '.join(missing)}, so it "
-                f"cannot be traced for placement 'colocated'; define them as in "
-                f"sim.environments.tabletop.Tabletop, or set placement to 'host'."
-            )
         size = policy.model.config.edge
-        self.environment = describe(spec_of(env, (size, size)), suite)
-        self._program = Colocated(policy, env, config)
-        self._decisions = config.colocated.envs * config.colocated.unroll
-        key = jax.random.fold_in(jax.random.key(config.seed), 1)
-        params = flow_policy.init(policy.model, policy.params, key, config.flow)
-        # committed, as every step leaves it; any other state would be compiled for again
-        self._state = jax.device_put(self._program.init(params), jax.local_devices()[0])
+        envs: list[Any] = [suite.environment(task, size) for task in tasks]
+        for env in envs:
+            if missing := [name for name in _TRACED if not hasattr(env, name)]:
+                raise ValueError(
+                    f"The environment of suite '{suite.name}' has no {', '.join(missing)}, so it "
+                    f"cannot be traced for placement 'colocated'; define them as in "
+                    f"sim.environments.tabletop.Tabletop, or set placement to 'host'."
+                )
+        specs = [spec_of(env, (size, size)) for env in envs]
+        self.environment = describe(specs, suite)
+        self._tasks = tasks
+        mesh = make_mesh(config.mesh, jax.local_devices())
+        self._acting = Colocated(policy, envs, config, mesh)
+        self._learner = begin_learner(policy, config, mesh)
+        self._envs = self._acting.begin()
 
     def run(
         self,
@@ -65,32 +76,22 @@ class OnDevice:
         should_stop: Callable[[], bool],
         until: int,
     ) -> None:
-        while int(self._state.step) < until and not should_stop():
+        learner = self._learner
+        while learner.version < until and not should_stop():
             begin = time.perf_counter()
-            self._state, on_device = self._program.step(self._state)
-            found = {name: float(value) for name, value in jax.device_get(on_device).items()}
-            if not found.pop("finite"):
-                raise Diverged(
-                    f"Step {int(self._state.step) - 1} has loss {found['loss']} and gradient norm "
-                    f"{found['grad_norm']}, which must be finite; it was not saved. Start another "
-                    f"run from the last checkpoint (--checkpoint) with a lower "
-                    f"learner.optimizer.learning_rate."
-                )
-            seconds = time.perf_counter() - begin
-            episodes, successes = found["episodes"], found.pop("successes")
-            found["env_steps"] = found.pop("steps")
-            found["env_steps_per_second"] = found["env_steps"] / seconds
-            found |= {"step_seconds": seconds, "lag": 0.0, "lag/0": self._decisions}
-            on_step(found | ({"success": successes / episodes} if episodes else {}))
+            self._envs, found, outcomes = self._acting.step(learner, self._envs)
+            told = {
+                task: TaskOutcome(*(np.asarray(x).item() for x in one))
+                for task, one in zip(self._tasks, outcomes, strict=True)
+            }
+            on_step(step_metrics(found, told, time.perf_counter() - begin))
 
     def state(self) -> dict[str, Any]:
-        policy = self._state.params["policy"]
-        heads = {name: x for name, x in self._state.params.items() if name != "policy"}
-        return {"ema": policy, "rl": replace(self._state, params=heads)}
+        return saved(self._learner.state) | {"envs": self._envs}
 
     def record(self) -> Any:
         return {}
 
     def restore(self, state: dict[str, Any], record: Any) -> None:
-        rest = state["rl"]
-        self._state = replace(rest, params={"policy": state["ema"], **rest.params})
+        self._learner.resume(restored(state))
+        self._envs = state["envs"]

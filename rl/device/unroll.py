@@ -74,6 +74,11 @@ class PolicyEnvs:
     """A policy over n envs at once. Every random draw derives only from (seed, the env's seed,
     episode, step), so an env does the same beside any other envs.
 
+    Args:
+      prompts: wordings of the goals of all of a run's tasks, so that their batches are alike; by
+        default, the env's own.
+      first_goal: index of the env's first goal among these.
+
     Raises:
       ValueError: the policy does not fit the environment, or an unroll has so many chunks that an
         env could run out of time twice during it.
@@ -82,6 +87,8 @@ class PolicyEnvs:
     env: Traceable
     policy: Policy
     config: RlConfig
+    prompts: tuple[tuple[str, ...], ...] = ()
+    first_goal: int = 0
 
     def __post_init__(self) -> None:
         replan_steps, chunks = self.config.rollout.replan_steps, self.config.colocated.unroll
@@ -183,7 +190,7 @@ class PolicyEnvs:
         )
 
     def _see(self, state: State) -> tuple[Observation, "_Told"]:
-        seen, goal = self.env.pure_observe(state), self.env.goal(state)
+        seen, goal = self.env.pure_observe(state), self.env.goal(state) + self.first_goal
         wording = jax.vmap(jax.random.uniform)(self._key(_WORDING, state))
         return seen, _Told(self._robot.batch(seen, goal, wording), goal, wording)
 
@@ -199,7 +206,8 @@ class PolicyEnvs:
     @cached_property
     def _robot(self) -> RobotPolicy:
         size = self.env.image_size
-        return RobotPolicy.in_suite(self.policy, spec_of(self.env, (size, size)))
+        robot = RobotPolicy.in_suite(self.policy, spec_of(self.env, (size, size)))
+        return replace(robot, prompts=self.prompts or robot.prompts)
 
     @cached_property
     def _compiled(self) -> tuple[Any, Any, Any]:

@@ -47,7 +47,7 @@ class Learner(Protocol):
     def add(self, experience: Any) -> None:
         """Adds the gradient of a part of the step."""
 
-    def update(self) -> dict[str, float]:
+    def update(self) -> dict[str, Any]:
         """Ends the step; returns metrics."""
 
 
@@ -64,7 +64,7 @@ class StepResult:
     """A learner's step."""
 
     step: int
-    metrics: dict[str, float]
+    metrics: dict[str, Any]
     """The learner's own."""
     lags: dict[int, int]
     """Number of decisions by lag: updates by which the learner was ahead of their policy."""
@@ -323,7 +323,7 @@ class _Host:
             begun, ended = ended, time.monotonic()
             on_step(self._learnt(tally, metrics, ended - begun))
 
-    def _learn_step(self, tally: _Tally) -> dict[str, float]:
+    def _learn_step(self, tally: _Tally) -> dict[str, Any]:
         system, step = self._system, tally.step
         tickets = tally.noting(self.trajectories.step(step))
         if not self._config.stream:
@@ -343,7 +343,7 @@ class _Host:
             rollout.wake()
         return metrics
 
-    def _learnt(self, tally: _Tally, metrics: dict[str, float], seconds: float) -> StepResult:
+    def _learnt(self, tally: _Tally, metrics: dict[str, Any], seconds: float) -> StepResult:
         counts = self.trajectories.counts()
         return StepResult(
             step=tally.step,

@@ -18,8 +18,6 @@ from models.inputs.packed_batch import PackedBatch
 from models.robot_policy import RobotPolicy
 from parallel.mesh import check_rows, make_mesh
 from parallel.optimizer import select
-from rl import flow_policy
-from rl.checks import check_kept
 from rl.config import RlConfig
 from rl.environment import describe
 from rl.host import rollout
@@ -38,9 +36,9 @@ from rl.host.staleness import draw_start
 from rl.host.starts import training_seeds
 from rl.host.timeline import Summary, Timeline
 from rl.host.weights import Weights
-from rl.learner import FlowLearner
+from rl.learner import FlowLearner, begin_learner, restored, saved
 from rl.objectives import advantage_of
-from rl.step import abstract_learner_state, learner_state, optimizer_of
+from rl.run import TaskOutcome, step_metrics
 from sim.protocol import Slots, Spec
 from sim.suite import Suite
 
@@ -114,30 +112,14 @@ class OnHost:
     ) -> None:
         workers = elsewhere.workers if elsewhere else ()
         learning, acting = split_devices(0 if workers else config.rollout.inference_devices)
-        model, mesh = policy.model, make_mesh(devices=learning)
+        mesh = make_mesh(config.mesh, learning)
         check_rows(config.learner.micro, mesh)
         self._config, self._slots, self._elsewhere = config, slots, elsewhere
-        self.environment = describe(elsewhere.spec if elsewhere else slots[0].spec, suite)
+        self.environment = describe([elsewhere.spec if elsewhere else slots[0].spec], suite)
         self._acting_on = acting
-        self._optimizer = optimizer_of(config.learner, config.learner_steps)
         self._values = advantage_of(config.objective).values
-        key = jax.random.fold_in(jax.random.key(config.seed), 1)
-        params = flow_policy.init(model, policy.params, key, config.flow, value=self._values)
-        check_kept(model, params, config.learner)
-        abstract = abstract_learner_state(params, self._optimizer, mesh=mesh)
-        self._learner_from = partial(
-            FlowLearner,
-            partial(flow_policy.log_prob, model, config=config.flow),
-            optimizer=self._optimizer,
-            objective=config.objective,
-            epochs=config.learner.epochs,
-            minibatches=config.learner.minibatches,
-            mesh=mesh,
-            observe=partial(flow_policy.observe, model) if config.learner.keep_observed else None,
-        )
-        params = jax.device_put(params, jax.tree.map(lambda x: x.sharding, abstract.params))
-        begun = learner_state(params, self._optimizer, abstract)
-        self._learner = self._learner_from(state=begun)
+        self._learner = begin_learner(policy, config, mesh)
+        self._trained = select(self._learner.optimizer, self._learner.state.params)[1]
         count = sum(some.count for some in slots)
         shared = policy.varied(sizes=batch_sizes(-(-count // (len(workers) or len(acting)))))
         robot = RobotPolicy.in_suite(shared, slots[0].spec)
@@ -168,7 +150,7 @@ class OnHost:
         kept = self._config.rollout.snapshots
         weights = Weights(
             params,
-            trained=select(self._optimizer, params)[1],
+            trained=self._trained,
             dtype=None if kept == "float32" else kept,
             version=self._learner.version,
             stage=there.stage if there and there.workers else lambda params: params,
@@ -202,25 +184,13 @@ class OnHost:
                 raise
 
     def state(self) -> dict[str, Any]:
-        state = self._learner.state
-        heads = [
-            {name: x for name, x in tree.items() if name != "policy"}
-            for tree in (state.params, state.ema)
-        ]
-        rest = replace(state, params=heads[0], ema=heads[1])
-        return {"ema": state.ema["policy"], "params": state.params["policy"], "rl": rest}
+        return saved(self._learner.state)
 
     def record(self) -> Any:
         return self._record
 
     def restore(self, state: dict[str, Any], record: Any) -> None:
-        rest = state["rl"]
-        whole = replace(
-            rest,
-            params={"policy": state["params"], **rest.params},
-            ema={"policy": state["ema"], **rest.ema},
-        )
-        self._learner = self._learner_from(state=whole)
+        self._learner.resume(restored(state))
         check_state(record, self._learner.version)
         self._record = record
 
@@ -250,15 +220,13 @@ class HostLearner:
     def add(self, part: MicroBatch) -> None:
         self._learner.add(part.experience, part.tickets)
 
-    def update(self) -> dict[str, float]:
+    def update(self) -> dict[str, Any]:
         with self._deciding:
             if self._halted:
                 raise Stopped
             self.whole.clear()
         try:
-            metrics = self._learner.update()
-            del metrics["lags"]  # counted by `run_host` too
-            return metrics
+            return self._learner.update()
         except BaseException:
             self.whole.set()
             raise
@@ -331,21 +299,13 @@ class _Totals(NamedTuple):
 
 
 def _metrics(found: StepResult, spent: Summary, own: _Totals) -> dict[str, float]:
-    decisions = sum(found.lags.values())
     learner = spent.kinds().get("learner")
     idle = learner.idle if learner else {}
+    outcome = TaskOutcome(
+        found.episodes, found.successes, found.acted, found.returns * found.episodes
+    )
     return {
-        **found.metrics,
-        "success": found.successes / found.episodes,
-        "return": found.returns,
-        "episodes": found.episodes,
-        "lag": sum(lag * count for lag, count in found.lags.items()) / decisions,
-        **{f"lag/{lag}": count for lag, count in found.lags.items()},
-        "decisions": decisions,
-        "env_steps": found.acted,
-        "step_seconds": found.seconds,
-        "env_steps_per_second": found.acted / found.seconds,
-        "decisions_per_second": decisions / found.seconds,
+        **step_metrics(found.metrics, {"": outcome}, found.seconds),
         **({"batch_fill": own.items / own.rows} if own.rows else {}),
         "publish_seconds": found.latency,
         "slots_held_back_seconds": own.waited,

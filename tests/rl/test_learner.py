@@ -23,11 +23,19 @@ PPO = ObjectiveConfig(entropy_weight=0.01)
 
 
 def learner(
-    config=PPO, optimizer=OPTIMIZER, epochs=1, mesh=ONE, policy=log_prob, minibatches=1, kept=None
+    config=PPO,
+    optimizer=OPTIMIZER,
+    epochs=1,
+    mesh=ONE,
+    policy=log_prob,
+    minibatches=1,
+    kept=None,
+    warmup=0,
 ):
     abstract = abstract_learner_state(params(), optimizer, RULES, mesh)
     state = learner_state(params(), optimizer, abstract)
-    return FlowLearner(policy, state, optimizer, config, epochs, minibatches, mesh, kept)
+    learning = LearnerConfig(epochs=epochs, minibatches=minibatches, warmup=warmup)
+    return FlowLearner(policy, state, optimizer, config, learning, mesh, kept)
 
 
 def tickets(version, count=6, **how):
@@ -92,7 +100,7 @@ def test_fresh_experience_in_one_micro_batch_is_the_synchronous_step_bit_for_bit
         kept = 0.9 * square + (1 - 0.9) * (squares / count), 0.9 * weight + (1 - 0.9)
         return jax.tree.map(lambda x, y: jnp.where(read["finite"], x, y), new, train), *kept, read
 
-    abstract = abstract_learner_state(params(), OPTIMIZER, mesh=ONE)
+    abstract = abstract_learner_state(params(), OPTIMIZER, RULES, ONE)
     placed = jax.tree.map(lambda x: x.sharding, abstract.params)
     begun = learner_state(params(), OPTIMIZER, abstract)
     train = TrainState(begun.step, begun.params, begun.ema, begun.opt_state)
@@ -307,13 +315,27 @@ def test_advantages_are_scaled_by_their_size_in_former_steps():
     assert norms[8.0, 1] == pytest.approx(norms[1.0, 1], rel=1e-5)
 
 
+def test_only_the_value_head_learns_at_first_whatever_decays_or_is_paid_for_entropy():
+    config, optimizer = replace(PPO, entropy_weight=0.1), replace(OPTIMIZER, weight_decay=0.1)
+    mine = learner(config, optimizer, epochs=2, warmup=1)
+    begin = jax.device_get(mine.state.params)
+    learn(mine, tickets(0, moved=0.3), 8, config=config)
+    after = jax.device_get(mine.state)
+    for tree in (after.params, after.ema):
+        jax.tree.map(np.testing.assert_array_equal, tree["policy"], begin["policy"])
+        assert not np.array_equal(tree["value"]["kernel"], begin["value"]["kernel"])
+    learn(mine, tickets(1, moved=0.3), 8, config=config)
+    moved = jax.tree.map(np.array_equal, jax.device_get(mine.state.params), begin)
+    assert not any(jax.tree.leaves(moved))
+
+
 def test_a_learner_goes_on_from_its_state_as_if_never_stopped():
     direct, stopped = learner(), learner()
     for version in range(2):
         for each in (direct, stopped):
             learn(each, tickets(version), 8)
     state = jax.tree.map(jnp.array, stopped.state)
-    resumed = FlowLearner(log_prob, state, OPTIMIZER, PPO, mesh=ONE)
+    resumed = FlowLearner(log_prob, state, OPTIMIZER, PPO, LearnerConfig(), ONE)
     assert resumed.version == 2
     metrics = [learn(each, tickets(2), 8) for each in (direct, resumed)]
     assert metrics[0] == metrics[1]
@@ -328,10 +350,6 @@ def test_what_makes_no_sense_is_refused():
         ValueError, match=r"Tickets 3 were sampled by policy version 1.* is at version 0"
     ):
         mine.add(*next(micro_batches([ticket(3, version=1)], packed, PPO, 8)))
-    with pytest.raises(ValueError, match=r"learner\.epochs and minibatches are 0"):
-        learner(epochs=0)
-    with pytest.raises(ValueError, match="minibatches are 1 and 0"):
-        learner(minibatches=0)
     assert mine.learnt == mine.pending == 0
 
 

@@ -31,7 +31,7 @@ DEVICE = RlConfig(
     placement="colocated",
     flow=FlowConfig(euler_steps=2),
     rollout=RolloutConfig(replan_steps=3),
-    colocated=ColocatedConfig(envs=4, unroll=2),
+    colocated=ColocatedConfig(envs=8, unroll=2),
 )
 GUIDE = Path(__file__).parents[2] / "docs/rl.md"
 COPIES = """

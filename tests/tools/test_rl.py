@@ -470,7 +470,7 @@ def test_a_population_is_asked_for_by_its_size():
                 "objective": ObjectiveConfig(),
                 "learner": LearnerConfig(),
             },
-            r"takes one task that is simulated on the device, .*'points'",
+            r"takes tasks that are simulated on the device, .*'points'",
         ),
         ({"objective": {"name": "vtrace"}}, "'vtrace' needs values"),
     ],
@@ -533,8 +533,8 @@ def test_presets_are_whole_and_taken_by_name_with_changes(name, tmp_path):
             "learner.optimizer.name is 'schedule_free', .* choose adamw or muon",
         ),
         (
-            {"colocated": ColocatedConfig(envs=4096, warmup=5)},
-            "'host', which ignores colocated.envs = 4096, colocated.warmup = 5",
+            {"colocated": ColocatedConfig(envs=4096, unroll=5)},
+            "'host', which ignores colocated.envs = 4096, colocated.unroll = 5",
         ),
         (
             {"disaggregated": DisaggregatedConfig(simulators=64)},

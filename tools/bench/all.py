@@ -67,7 +67,7 @@ BENCHES = (
     CpuBench("plan", 3, "how full rows are, compared with grain's packer"),
     CpuBench("attention", 3, "attention over packed rows"),
     CpuBench("serve", 3, "requests a second in batches and one at a time"),
-    CpuBench("colocated", 4, "RL in one device program"),
+    CpuBench("colocated", 4, "RL on one device"),
     CpuBench("sim", 4, "steps and images a second of each simulator"),
     CpuBench("libero", 1, "LIBERO's steps a second, compared with its own environment"),
     CpuBench("predict", 5, "predicted and measured training steps"),

@@ -30,13 +30,16 @@ TABLETOP_PPO = RlConfig(
     objective=ObjectiveConfig(name="ppo", advantage="gae", discount=0.9, gae_lambda=0.9),
     rollout=RolloutConfig(suite="tabletop-lift"),
     learner=replace(
-        _LEARNER, optimizer=replace(_OPTIMIZER, rate_factors=(("^value/", 10.0), *_ACTION))
+        _LEARNER,
+        micro=288,
+        warmup=2,
+        optimizer=replace(_OPTIMIZER, rate_factors=(("^value/", 10.0), *_ACTION)),
     ),
-    colocated=ColocatedConfig(envs=128, unroll=9, warmup=2),
+    colocated=ColocatedConfig(envs=128, unroll=9),
     eval_every=20,
     save_every=20,
 )
-"""PPO with a value head in MJX: environments, policy and learner in one device program."""
+"""PPO with a value head in MJX: environments, policy and learner on the device."""
 
 TABLETOP_GRPO = RlConfig(
     learner_steps=250,

@@ -62,7 +62,7 @@ SMALLER = {
     "rl": f"--learner-steps 1 {_RL} {_GROUPS}",
     "rl --profile": f"--learner-steps 2 {_RL} {_GROUPS}",
     "rl tabletop-ppo": f"--learner-steps 1 {_RL} --colocated.envs 4 --colocated.unroll 2 "
-    "--colocated.warmup 0",
+    "--learner.warmup 0 --learner.micro 8",
     "serve": "--port PORT --sizes 1 --euler-steps 1",
     "serve --fast": "--port PORT --sizes 1",
     "serve --replay": "--port PORT",

@@ -6,7 +6,7 @@ import sys
 import jax
 
 from parallel.mesh import MeshConfig, make_mesh
-from rl.config import ObjectiveConfig
+from rl.config import LearnerConfig, ObjectiveConfig
 from rl.host.experience import micro_batches
 from rl.learner import FlowLearner
 from rl.step import abstract_learner_state, learner_state
@@ -21,9 +21,8 @@ def main(index: int, count: int, port: int) -> None:
     )
     mesh = make_mesh(MeshConfig(fsdp=2))
     abstract = abstract_learner_state(params(), OPTIMIZER, RULES, mesh)
-    learner = FlowLearner(
-        log_prob, learner_state(params(), OPTIMIZER, abstract), OPTIMIZER, CONFIG, 2, mesh=mesh
-    )
+    state = learner_state(params(), OPTIMIZER, abstract)
+    learner = FlowLearner(log_prob, state, OPTIMIZER, CONFIG, LearnerConfig(epochs=2), mesh)
     for step in range(STEPS):
         mine = [ticket(TICKETS * step + i, version=step, moved=0.3) for i in range(TICKETS)]
         share = mine[:5] if index == 0 else mine[5:]

@@ -11,7 +11,8 @@ from rich.console import Console
 from models.checkpoints import own
 from parallel import checkpoint
 from parallel.monitor.metrics import read_metrics
-from rl.config import ColocatedConfig, FlowConfig, RlConfig, RolloutConfig
+from rl.config import ColocatedConfig, FlowConfig, LearnerConfig, RlConfig, RolloutConfig
+from rl.device.colocated import Colocated
 from rl.device.placement import OnDevice
 from rl.learner import Diverged
 from tests.helpers.models.tiny_policy import tiny_policy
@@ -27,7 +28,8 @@ CONFIG = RlConfig(
     placement="colocated",
     flow=FlowConfig(euler_steps=2),
     rollout=RolloutConfig(replan_steps=3),
-    colocated=ColocatedConfig(envs=4, unroll=2),
+    learner=LearnerConfig(micro=8),
+    colocated=ColocatedConfig(envs=8, unroll=2),
     save_every=2,
 )
 
@@ -59,14 +61,13 @@ def test_a_resumed_run_learns_what_the_whole_one_did(tmp_path):
 
 def test_an_update_that_is_not_finite_is_not_made_and_ends_the_run(tmp_path, monkeypatch):
     place = OnDevice(tiny_policy(), POINT, ("point",), CONFIG)
-    step = place._program.step
+    act = Colocated.act
 
-    def spoilt(state):
-        heads = jax.tree.map(lambda x: x * np.nan, state.params["value"])
-        broken = replace(state, params=state.params | {"value": heads})
-        return step(broken if state.step == 1 else state)
+    def spoilt(self, params, envs, version):
+        heads = jax.tree.map(lambda x: x * np.nan, params["value"])
+        return act(self, params | {"value": heads} if version == 1 else params, envs, version)
 
-    monkeypatch.setattr(place._program, "step", spoilt)
+    monkeypatch.setattr(Colocated, "act", spoilt)
     config, made = replace(CONFIG, save_every=1), Run(tmp_path, {}, {})
     with pytest.raises(Diverged, match="Step 1 has loss nan and gradient norm nan"):
         improve(lambda: nullcontext(place), made, config, Console(quiet=True))
@@ -77,17 +78,14 @@ def test_an_update_that_is_not_finite_is_not_made_and_ends_the_run(tmp_path, mon
 
 
 def learnt(out):
-    timed = ("step_seconds", "env_steps_per_second")
+    timed = ("step_seconds", "env_steps_per_second", "decisions_per_second")
     steps = [row for row in read_metrics(out) if "loss" in row]
     return [{k: v for k, v in row.items() if k not in timed} for row in steps]
 
 
-@pytest.mark.parametrize(
-    ("suite", "tasks"), [(POINT, ("a", "b")), (replace(POINT, environment=None), ("point",))]
-)
-def test_what_is_not_one_task_on_a_device_is_refused(suite, tasks):
-    with pytest.raises(ValueError, match="takes one task that is simulated on the device"):
-        OnDevice(tiny_policy(), suite, tasks, CONFIG)
+def test_what_is_not_on_a_device_is_refused():
+    with pytest.raises(ValueError, match="takes tasks that are simulated on the device"):
+        OnDevice(tiny_policy(), replace(POINT, environment=None), ("point",), CONFIG)
 
 
 def test_seeds_that_a_suite_is_evaluated_on_are_not_learnt_from():

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from models import load_policy
+from parallel.optimizer import select
 from rl import flow_policy
 from rl.config import ObjectiveConfig
 from rl.host import loop, placement
@@ -67,7 +68,7 @@ def hosted(learner):
         "_elsewhere": None,
         "_actor": Policy(),
         "_acting_on": jax.devices()[:1],
-        "_optimizer": OPTIMIZER,
+        "_trained": select(OPTIMIZER, learner.state.params)[1],
         "_values": False,
         "_starts": starts,
         "_batches": lambda tickets: (one for _ in tickets),
@@ -94,7 +95,7 @@ def after(step, rows, items, reruns, waited):
     counts = Counts(reruns=reruns)
     return StepResult(
         step,
-        metrics={},
+        metrics={"decisions": 2, "lags": [2]},
         lags={0: 2},
         episodes=1,
         successes=1,

@@ -1,4 +1,4 @@
-"""RL with environments, policy and learner in one device program: control steps learnt from per
+"""RL with environments, policy and learner on the device: control steps learnt from per
 second, by number of environments."""
 
 import math

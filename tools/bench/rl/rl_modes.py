@@ -15,7 +15,6 @@ from rl import flow_policy
 from rl.config import (
     ColocatedConfig,
     FlowConfig,
-    LearnerConfig,
     ObjectiveConfig,
     RlConfig,
     RolloutConfig,
@@ -29,8 +28,7 @@ from rl.host.placement import HostLearner, batch_sizes
 from rl.host.staleness import draw_start
 from rl.host.timeline import Summary, Timeline
 from rl.host.weights import Weights
-from rl.learner import FlowLearner
-from rl.step import abstract_learner_state, learner_state, optimizer_of
+from rl.learner import FlowLearner, begin_learner
 from sim.protocol import Slots, Spec
 from tools.bench.models.random_policy import random_policy
 from tools.bench.timing import timed
@@ -150,8 +148,9 @@ def run_mode(
     steps = load.warm + load.steps + rollout.staleness
     learner = _learner(acting, device, steps)
     timeline = Timeline(_SPANS)
-    moving = select(optimizer_of(_learning(acting), steps), acting.params)[1]
-    weights = Weights(jax.device_put(acting.params, device), trained=moving)
+    moving = select(learner.optimizer, learner.state.params)[1]
+    params = jax.tree.map(jax.numpy.copy, learner.state.params)
+    weights = Weights(params, trained=moving)
     moments: list[tuple[float, Summary, StepResult]] = []
     run_host(
         HostSystem(
@@ -182,22 +181,26 @@ def run_colocated(acting: BenchedPolicy, env: Traceable) -> dict[str, Any]:
     load, policy = acting.load, acting.policy
     replan_steps, envs = load.rollout.replan_steps, load.rollout.slots or 1
     unroll = -(-env.max_steps // replan_steps)
+    learning = replace(TABLETOP_PPO.learner, micro=max(1, envs * unroll // 4), warmup=0)
     config = RlConfig(
         placement="colocated",
         rollout=RolloutConfig(replan_steps=replan_steps),
-        learner=learner_of(TABLETOP_PPO, policy.model),
+        learner=learner_of(replace(TABLETOP_PPO, learner=learning), policy.model),
         colocated=ColocatedConfig(envs=envs, unroll=unroll),
     )
-    program = Colocated(policy, env, config)
-    key = jax.random.key(1)
-    state = program.init(flow_policy.init(policy.model, policy.params, key, config.flow))
+    mesh = make_mesh(devices=jax.local_devices()[:1])
+    program, learner = (
+        Colocated(policy, [env], config, mesh),
+        begin_learner(policy, config, mesh),
+    )
+    states = program.begin()
     for _ in range(load.warm):
-        state, _ = jax.block_until_ready(program.step(state))
+        states, _, _ = program.step(learner, states)
     acted = 0
     with timed() as took:
         for _ in range(load.steps):
-            state, metrics = jax.block_until_ready(program.step(state))
-            acted += int(metrics["steps"])
+            states, _, (outcomes,) = program.step(learner, states)
+            acted += int(outcomes.steps)
     return {
         "env-steps/s": acted / took.wall,
         "samples/s": load.steps * envs * unroll / took.wall,
@@ -207,18 +210,8 @@ def run_colocated(acting: BenchedPolicy, env: Traceable) -> dict[str, Any]:
     }
 
 
-def _learning(acting: BenchedPolicy) -> LearnerConfig:
-    """Learner settings as users have them: the action expert learns, in several epochs."""
-    return learner_of(TABLETOP_GRPO, acting.policy.model)
-
-
 def _learner(acting: BenchedPolicy, device: Any, steps: int) -> FlowLearner:
-    learning = _learning(acting)
-    optimizer, mesh = optimizer_of(learning, steps), make_mesh(devices=[device])
-    params = jax.device_put(acting.params, device)
-    abstract = abstract_learner_state(params, optimizer, mesh=mesh)
-    state = learner_state(jax.tree.map(jax.numpy.copy, params), optimizer, abstract)
-    log_prob = partial(flow_policy.log_prob, acting.policy.model, config=FlowConfig())
-    observe = partial(flow_policy.observe, acting.policy.model)
-    epochs, parts = learning.epochs, learning.minibatches
-    return FlowLearner(log_prob, state, optimizer, _OBJECTIVE, epochs, parts, mesh, observe)
+    """A learner with settings as users have them: the action expert learns, in several epochs."""
+    config = replace(TABLETOP_GRPO, learner_steps=steps, flow=FlowConfig(), objective=_OBJECTIVE)
+    config = replace(config, learner=learner_of(config, acting.policy.model))
+    return begin_learner(acting.policy, config, make_mesh(devices=[device]))
