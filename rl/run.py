@@ -61,7 +61,7 @@ class Placement(Protocol):
 
 
 class TaskOutcome(NamedTuple):
-    """What a step learnt from in one task: episodes that ended, how many of them succeeded, control
+    """Experience of a step in one task: episodes that ended, how many of them succeeded, control
     steps, and the sum of rewards."""
 
     episodes: int

@@ -81,4 +81,4 @@ def test_the_environment_is_the_same_whichever_process_has_the_simulators(tmp_pa
     assert (first.name, second.name) == tuple(
         f"points in simulator 0 (here, process {process})" for process in (17, 23)
     )
-    assert describe(one, POINTS) == describe(other, POINTS) == describe(spec, POINTS)
+    assert describe((one,), POINTS) == describe((other,), POINTS) == describe((spec,), POINTS)
