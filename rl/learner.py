@@ -6,9 +6,11 @@ the synchronous learner. Nothing that it needs waits for the whole batch: advant
 their size in earlier steps, and before a step's first update the policy is its own proximal policy.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial, reduce
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import jax
@@ -203,7 +205,7 @@ class FlowLearner:
         """Learns from what was added since the last update; returns metrics.
 
         The metrics are `step.metrics_of` the last epoch, `grad_norm` (before clipping) and
-        `learning_rate` of its last update, `decisions`, the number that this host brought, and
+        `learning_rate` of its last update, `decisions`, the number that all hosts brought, and
         `lags`, the numbers of these that had lag 0, 1, ….
 
         Raises:
@@ -212,7 +214,7 @@ class FlowLearner:
             update, the decisions stay pending, and this learner learns no more.
         """
         self._check_going()
-        self._even_out()
+        lags = self._even_out()
         if self._total is None:
             raise ValueError(
                 f"Step {self.version} has no decisions to learn from; add its micro-batches first."
@@ -226,8 +228,7 @@ class FlowLearner:
                 _, metrics, terms = self._descend(part, worth, last)
                 found.append(terms)
             terms = reduce(combine, found)
-        lags = np.bincount(np.concatenate(self._lags)).tolist()
-        metrics = metrics_of(terms) | metrics | {"decisions": self.pending, "lags": lags}
+        metrics = metrics_of(terms) | metrics | {"decisions": sum(lags), "lags": lags}
         self.learnt, self.pending = self.learnt + self.pending, 0
         self.version += 1
         self._added, self._lags, self._last = [], [], None
@@ -276,16 +277,20 @@ class FlowLearner:
             _, finite = self._sum(placed, added.proximal)
             parts[i] = added._replace(finite=finite)
 
-    def _even_out(self) -> None:
-        """Makes the numbers of micro-batches equal on all hosts; ValueError if a host has none."""
+    def _even_out(self) -> list[int]:
+        """Makes the numbers of micro-batches equal on all hosts, and returns how many of all
+        decisions had lag 0, 1, …; ValueError if a host has none."""
+        lags = np.bincount(np.concatenate([np.zeros(0, int), *self._lags])).tolist()
         if host_count() == 1:
-            return
+            return lags
 
-        def most(brought: list[str]) -> str:
-            counts = [int(count) for count in brought]
-            return str(max(counts) if min(counts) else 0)
+        def joined(brought: list[str]) -> str:
+            counts, found = zip(*map(json.loads, brought), strict=True)
+            most = max(counts) if min(counts) else 0
+            return json.dumps([most, [sum(x) for x in zip_longest(*found, fillvalue=0)]])
 
-        wanted = int(agree("micro-batches", str(len(self._added)), most))
+        told = agree("micro-batches", json.dumps([len(self._added), lags]), joined)
+        wanted, lags = json.loads(told)
         if not wanted or self._last is None:
             raise ValueError(
                 f"Step {self.version} has no decisions on at least one host; give each of "
@@ -294,6 +299,7 @@ class FlowLearner:
         nothing = replace(self._last, weight=np.zeros_like(self._last.weight))
         while len(self._added) < wanted:
             self.add(nothing)
+        return lags
 
     def _diverged(self, parts: Sequence[_Added], metrics: dict[str, float]) -> "Diverged":
         flags = [bool(flag) for flag in jax.device_get([part.finite for part in parts])]

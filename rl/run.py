@@ -16,7 +16,10 @@ from models.checkpoints import own
 from models.files.terminal import Console
 from parallel import checkpoint
 from parallel.hooks import Hook, due
-from parallel.hosts import exits
+from parallel.hosts import exits, inject
+from parallel.hosts.distributed import host_count, host_index
+from parallel.hosts.facts import any_host
+from parallel.hosts.stop import UNLOGGED, Stopped
 from parallel.hosts.watchdog import note
 from parallel.monitor.metrics import MetricsWriter
 from parallel.monitor.progress import StepBar
@@ -47,7 +50,8 @@ class Placement(Protocol):
     ) -> None:
         """Makes the remaining steps up to step `until`, or as many as it can before `should_stop()`
         is true. After each step, `on_step` gets its metrics, perhaps on another thread; an error
-        from `on_step` ends the run."""
+        from `on_step` ends the run, and Stopped does so in an orderly way. On several hosts, all
+        make the same steps, and only `on_step` says when to stop."""
 
     def state(self) -> dict[str, Any]:
         """Contents of a checkpoint; asked for before and after `run`, and within `on_step`."""
@@ -130,8 +134,8 @@ def improve(
     before the first step, and each is called when it is due. `track` names trackers, see
     `parallel.trackers.tracker.find_tracker`.
 
-    SIGTERM or Ctrl-C end the run with a checkpoint of the last whole step; a second Ctrl-C
-    interrupts at once.
+    SIGTERM or Ctrl-C, on any host, end the run with a checkpoint of the last whole step; a second
+    Ctrl-C interrupts at once.
 
     Raises:
       ValueError: the run's checkpoint is of another run, was learned in another environment or has
@@ -194,6 +198,7 @@ def advance(
         last checkpoint did not arrive in the mirror.
     """
     done, console, failure = shell.saved or 0, shell.console, shell.failure
+    hosts, stopped = host_count(), None
     if done >= until:
         shell.end(done, finished=True)
         return RlResult(place.state()["ema"], done, finished=True)
@@ -201,13 +206,18 @@ def advance(
     wanted = traced_steps(config.profile, config.learner_steps, "profile")
     ledger.begin(done)
     with ExitStack() as stack:
-        metrics = stack.enter_context(MetricsWriter(directory, done, shell.trackers))
+        metrics = None
+        if host_index() == 0:
+            metrics = stack.enter_context(MetricsWriter(directory, done, shell.trackers))
         bar = stack.enter_context(StepBar(console, doing, done, until))
         trace = StepTrace(wanted, directory, done, console, failure)
         stack.callback(trace.close)
 
+        def own() -> int:
+            return shell.stop.number or (0 if failure.error is None else UNLOGGED)
+
         def stopping() -> bool:
-            return shell.stop.should_stop() or failure.error is not None
+            return own() != 0
 
         def turn() -> None:
             if trace.turns(done):
@@ -215,14 +225,19 @@ def advance(
                 ledger.spend("profile")
 
         def write(found: Mapping[str, float]) -> None:
-            with failure.kept():
-                metrics.write(done - 1, dict(found))
+            if metrics is not None:
+                with failure.kept():
+                    metrics.write(done - 1, dict(found))
+
+        def sync() -> None:
+            if metrics is not None:
+                metrics.sync()
 
         def save() -> None:
-            write(shell.save(done, place.state(), place.record(), metrics.sync))
+            write(shell.save(done, place.state(), place.record(), sync))
 
         def on_step(found: dict[str, float]) -> None:
-            nonlocal done, compiled
+            nonlocal done, compiled, stopped
             shell.checkpoints.check()
             done += 1
             if not compiled:
@@ -241,10 +256,14 @@ def advance(
             said = [says.format(found[name]) for name, says in _SAID.items() if name in found]
             bar.show(done, ", ".join(said))
             note("training")
+            inject.at(done)
+            if hosts > 1 and done < until and (stopped := any_host(own())):
+                raise Stopped
 
         turn()
         ledger.spend("start")
         note("compiling", done)  # on the way to the first step
+        inject.at(done)
         place.run(on_step, stopping, until)
         trace.close()
         note("saving")
@@ -253,8 +272,9 @@ def advance(
                 save()
             shell.checkpoints.wait()
         ledger.spend("checkpoint")
-    shell.end(done, done >= until)
-    code = 0 if done >= until else exits.of_signal(shell.stop.number)
+    stopped = stopped or any_host(own())
+    shell.end(done, done >= until, stopped is not None and stopped[1] == UNLOGGED)
+    code = 0 if done >= until or stopped is None else exits.of_signal(stopped[1])
     return RlResult(place.state()["ema"], done, done >= until, code)
 
 

@@ -6,6 +6,8 @@
         --rollout.tasks push-v3 --learner-steps 200
     python -m tools.rl --checkpoint runs/mine --preset tabletop-ppo --out runs/mine-rl \\
         --population 4 --turn 25
+    python -m tools.launch -n 2 -- python -m tools.rl --checkpoint runs/mine \\
+        --preset tabletop-grpo --out runs/mine-rl
 
 Any field of the preset can be given as an option; `--preset NAME --help` lists them. The run's
 folder holds config.json, metrics.jsonl, TensorBoard events, closed_loop.jsonl, curves.svg,
@@ -22,6 +24,9 @@ from typing import Annotated
 import tyro
 
 from models.files.terminal import Console, guard_tracebacks, say
+from parallel.hosts import inject
+from parallel.hosts.distributed import host_index
+from parallel.hosts.job import start
 from parallel.hosts.stop import leave_at_once
 from parallel.hosts.watchdog import Watchdog
 from rl.config import RlConfig
@@ -29,13 +34,19 @@ from rl.population.population import PopulationConfig
 from rl.step import planned_updates
 from tools.command_line.ending import following, in_a_line
 from tools.command_line.options import cli, current_options, with_value
+from tools.command_line.process import Process
 from tools.recipes.presets import given, shortened, take_preset
 from tools.recipes.rl import ALONE, RlPaths, run
 from tools.recipes.rl_presets import load_rl_preset
 
+Parsed = tuple[RlPaths, RlConfig, PopulationConfig, Process]
 
-def parse(arguments: Sequence[str]) -> tuple[RlPaths, RlConfig, PopulationConfig]:
-    """Options into paths, a preset with the user's changes, and a population."""
+_PROCESS = Process(stall_seconds=1200.0)
+
+
+def parse(arguments: Sequence[str]) -> Parsed:
+    """Options into paths, a preset with the user's changes, a population, and the process's
+    place."""
     name, arguments = take_preset(arguments, "tabletop-ppo")
     preset = load_rl_preset(name)
 
@@ -43,11 +54,12 @@ def parse(arguments: Sequence[str]) -> tuple[RlPaths, RlConfig, PopulationConfig
         paths: Annotated[RlPaths, tyro.conf.arg(name="")],
         config: Annotated[RlConfig, tyro.conf.arg(name="")] = preset,
         population: Annotated[PopulationConfig, tyro.conf.arg(name="")] = ALONE,
-    ) -> tuple[RlPaths, RlConfig, PopulationConfig]:
-        return paths, config, population
+        process: Annotated[Process, tyro.conf.arg(name="")] = _PROCESS,
+    ) -> Parsed:
+        return paths, config, population, process
 
     arguments = current_options(with_value(arguments, "--resume", "True", warn=False), RlConfig)
-    paths, config, population = cli(
+    paths, config, population, process = cli(
         command,
         only_reads=True,
         args=arguments,
@@ -59,22 +71,26 @@ def parse(arguments: Sequence[str]) -> tuple[RlPaths, RlConfig, PopulationConfig
     optimizer = shortened(learner.optimizer, updates, arguments, "learner-steps", warmup)
     config = replace(config, learner=replace(learner, optimizer=optimizer))
     paths = replace(paths, preset=name, warmup_given=given(arguments, warmup))
-    return paths, config, population
+    return paths, config, population, process
 
 
 def main() -> None:
     """Command line."""
     with in_a_line():
-        paths, config, population = parse(sys.argv[1:])
+        paths, config, population, process = parse(sys.argv[1:])
+        if process.inject and any(one.kind == "nan" for one in inject.parse(process.inject)):
+            raise ValueError(f"--inject is {process.inject}; nan is for tools.train alone.")
+        start(process.coordinator, process.num_processes, process.process_id)
     with (
-        Watchdog(paths.out, paths.stall_seconds),
+        Watchdog(paths.out, process.stall_seconds),
         in_a_line(
             "--resume continues from the last checkpoint, if there is one.", writing=paths.out
         ),
         leave_at_once(),
     ):
-        result = run(paths, config, Console(), population)
-    if result.finished:
+        inject.arm(process.inject, paths.out)
+        result = run(paths, config, None, population)
+    if result.finished and host_index() == 0:
         at, suite = paths.out, config.rollout.suite
         said = f"{at} is finished after {result.step} steps; {at / 'checkpoints'} holds the policy."
         say(Console(), said)

@@ -32,8 +32,9 @@ from parallel.hosts.stop import leave_at_once
 from parallel.hosts.watchdog import Watchdog
 from tools.command_line.ending import following
 from tools.command_line.options import cli, current_options, with_value
+from tools.command_line.process import ALONE, Process
 from tools.recipes.presets import RunConfig, given, load_preset, shortened, take_preset
-from tools.recipes.training import ALONE, Paths, Process, run, summary
+from tools.recipes.training import Paths, run, summary
 
 
 def parse(arguments: Sequence[str]) -> tuple[Paths, RunConfig, Process]:

@@ -20,6 +20,10 @@ UNLOGGED = 1000
 number."""
 
 
+class Stopped(Exception):
+    """A run was told to stop."""
+
+
 class StopSignals:
     """Context manager that stores the number of a SIGTERM or Ctrl-C; a second Ctrl-C interrupts."""
 

@@ -17,11 +17,12 @@ import numpy as np
 
 from models.batcher import Batcher, Statistics
 from models.layers.functional import fill
+from parallel.hosts.stop import Stopped
 from parallel.hosts.watchdog import alive
 from parallel.runs.position import count, entry, shown
 from rl.config import RolloutConfig
 from rl.host.rollout import Actor, InferenceReply, InferenceRequest, Rollout
-from rl.host.staleness import StalenessControl
+from rl.host.staleness import ALL, Share, StalenessControl, numbers_of
 from rl.host.timeline import Timeline
 from rl.host.trajectory_buffer import Counts, TrajectoryBuffer
 from rl.host.weights import Weights, WeightsReader
@@ -31,10 +32,6 @@ from sim.protocol import Slots, Start
 
 _ENDING = 8.0
 """Seconds that threads have to end after an error; those that compute longer are abandoned."""
-
-
-class Stopped(Exception):
-    """A run was told to stop."""
 
 
 class Learner(Protocol):
@@ -131,7 +128,7 @@ class HostConfig:
     without the second level of asynchrony, `staleness` is 0. `learner_steps`: updates that the
     policy has had at the end. `values`: the policy has a value head. `each`: first level, no slot
     waits for another. `stream`: third level, the learner gets tickets as they complete, and not
-    once all have.
+    once all have. `share`: the tickets that this host acts and learns from.
     """
 
     rollout: RolloutConfig
@@ -139,6 +136,7 @@ class HostConfig:
     values: bool = False
     each: bool = True
     stream: bool = True
+    share: Share = ALL
 
 
 def run_host(
@@ -232,10 +230,11 @@ class _Host:
             group=rollout.group,
             staleness=rollout.staleness,
             steps=config.learner_steps,
+            share=config.share,
             **state["admission"],
         )
         self.trajectories = TrajectoryBuffer(
-            rollout.groups, rollout.group, Counts(**state["counts"])
+            rollout.groups, rollout.group, Counts(**state["counts"]), config.share
         )
         self.rollouts: list[Rollout] = []
         readers = [WeightsReader(system.weights, one.place, one.join) for one in system.inference]
@@ -332,7 +331,8 @@ class _Host:
             with self._clock.span("learner", "add"):
                 system.learner.add(part)
             alive()
-        if next(tickets, None) is not None or tally.tickets < self._config.rollout.groups:
+        wanted = numbers_of(step, self._config.rollout.groups, self._config.share)
+        if next(tickets, None) is not None or tally.tickets < len(wanted):
             raise RuntimeError(f"Not all tickets of step {step} were turned into batches.")
         with self._clock.span("learner", "update"):
             metrics = system.learner.update()

@@ -5,18 +5,22 @@ elsewhere."""
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from models import Policy
 from models.inputs.packed_batch import PackedBatch
 from models.robot_policy import RobotPolicy
-from parallel.mesh import check_rows, make_mesh
+from parallel.hosts.agreement import total
+from parallel.hosts.distributed import host_count, host_index, row_share
+from parallel.hosts.stop import Stopped
+from parallel.mesh import check_rows, make_mesh, replicated
 from parallel.optimizer import select
 from rl.config import RlConfig
 from rl.environment import describe
@@ -28,11 +32,10 @@ from rl.host.loop import (
     HostSystem,
     Inference,
     StepResult,
-    Stopped,
     check_state,
     run_host,
 )
-from rl.host.staleness import draw_start
+from rl.host.staleness import Share, draw_start
 from rl.host.starts import training_seeds
 from rl.host.timeline import Summary, Timeline
 from rl.host.weights import Weights
@@ -62,17 +65,18 @@ def on_host(
 
 
 def most_episodes(config: RlConfig) -> int:
-    """Largest number of concurrent episodes."""
-    return (config.rollout.staleness + 1) * config.rollout.groups * config.rollout.group
+    """Largest number of concurrent episodes on a host."""
+    groups = -(-config.rollout.groups // host_count())
+    return (config.rollout.staleness + 1) * groups * config.rollout.group
 
 
 @contextmanager
 def traced(made: "OnHost", directory: Path) -> Iterator["OnHost"]:
-    """Writes its timeline.json to the directory when the block ends."""
+    """Writes its timeline.json (of the first host) to the directory when the block ends."""
     try:
         yield made
     finally:
-        if directory.is_dir():
+        if directory.is_dir() and host_index() == 0:
             made.timeline.write(directory / "timeline.json")
 
 
@@ -99,7 +103,12 @@ class Elsewhere:
 
 
 class OnHost:
-    """See `rl.run.Placement`."""
+    """See `rl.run.Placement`. Each host of a job acts in slots of its own and learns from its share
+    of each step's tickets; metrics and `record` are of all hosts together.
+
+    Raises:
+      ValueError: the devices, the micro-batches or the groups do not fit the hosts.
+    """
 
     def __init__(
         self,
@@ -114,6 +123,7 @@ class OnHost:
         learning, acting = split_devices(0 if workers else config.rollout.inference_devices)
         mesh = make_mesh(config.mesh, learning)
         check_rows(config.learner.micro, mesh)
+        self._mesh, self._share = mesh, _share(config, mesh)
         self._config, self._slots, self._elsewhere = config, slots, elsewhere
         self.environment = describe([elsewhere.spec if elsewhere else slots[0].spec], suite)
         self._acting_on = acting
@@ -138,7 +148,7 @@ class OnHost:
         until: int,
     ) -> None:
         learner = HostLearner(self._learner)
-        params = jax.tree.map(jnp.copy, self._learner.state.params)
+        alone, params = host_count() == 1, self._learner.state.params
         there = self._elsewhere
         if there and there.workers:
             inference = [Inference(worker, join=worker.hold) for worker in there.workers]
@@ -149,10 +159,11 @@ class OnHost:
             ]
         kept = self._config.rollout.snapshots
         weights = Weights(
-            params,
+            jax.tree.map(jnp.copy, params) if alone else params,
             trained=self._trained,
             dtype=None if kept == "float32" else kept,
             version=self._learner.version,
+            gathered=None if alone else replicated(self._mesh),
             stage=there.stage if there and there.workers else lambda params: params,
         )
         summary = self.timeline.summary()
@@ -161,23 +172,27 @@ class OnHost:
         def learnt(found: StepResult) -> None:
             nonlocal summary, totals
             before, summary = summary, self.timeline.summary()
-            self._record = found.state
             try:
-                last, totals = totals, _Totals.of(found, there.replaced() if there else 0)
+                outcome, last = _outcome(found), totals
+                sums = _Totals.of(found, there.replaced() if there else 0)
+                told: Any = total("rl step", [outcome, sums, asdict(found.counts)])
+                outcome, totals = TaskOutcome(*told[0]), _Totals(*told[1])
                 own = totals.since(last)
+                admission = {**found.state["admission"], "waited": totals.waited}
+                self._record = {"admission": admission, "counts": told[2]}
                 replaced = {"workers_replaced": own.workers_replaced} if there else {}
-                on_step(_metrics(found, summary.since(before), own) | replaced)
+                on_step(_metrics(found, outcome, summary.since(before), own) | replaced)
             finally:
                 learner.whole.set()
 
         try:
             run_host(
                 HostSystem(self._slots, inference, learner, weights, self._starts, self._batches),
-                HostConfig(self._config.rollout, until, self._values),
-                resume=self._record,
+                HostConfig(self._config.rollout, until, self._values, share=self._share),
+                resume=_of_this_host(self._record),
                 on_step=learnt,
                 timeline=self.timeline,
-                should_stop=should_stop,
+                should_stop=should_stop if alone else lambda: False,
             )
         except Stopped:
             if not learner.halt(_PATIENCE):
@@ -195,7 +210,7 @@ class OnHost:
         self._record = record
 
     def _batches(self, tickets: Any) -> Iterator[MicroBatch]:
-        objective, size = self._config.objective, self._config.learner.micro
+        objective, size = self._config.objective, self._config.learner.micro // self._share[1]
         return micro_batches(tickets, self._pack, objective, size, self._learner.evaluate)
 
 
@@ -254,6 +269,30 @@ def split_devices(acting: int) -> tuple[list[jax.Device], list[jax.Device]]:
     return learning, jax.local_devices()[-acting:]
 
 
+def _share(config: RlConfig, mesh: Mesh) -> Share:
+    """This host's share of the tickets."""
+    share, hosts = row_share(mesh), host_count()
+    if share[1] != hosts:
+        raise ValueError(
+            f"The {hosts} processes of this job share {share[1]} parts of a micro-batch's rows, "
+            f"but each must bring its own; choose mesh.stage, mesh.context and mesh.tensor within "
+            f"a process."
+        )
+    if config.rollout.groups < hosts:
+        raise ValueError(
+            f"rollout.groups is {config.rollout.groups}, but this job has {hosts} processes; give "
+            f"at least one group a step for each."
+        )
+    return share
+
+
+def _of_this_host(record: Any) -> Any:
+    """A run's record as this host continues it: the first has what all hosts had counted."""
+    if record is None or host_index() == 0:
+        return record
+    return {"admission": {**record["admission"], "waited": 0.0}, "counts": {}}
+
+
 def _bare(robot: RobotPolicy) -> RobotPolicy:
     """The robot without parameters or anything compiled or read, to be sent elsewhere."""
     policy, processor = robot.policy, replace(robot.processor)
@@ -298,12 +337,16 @@ class _Totals(NamedTuple):
         return _Totals(*(now - then for now, then in zip(self, before, strict=True)))
 
 
-def _metrics(found: StepResult, spent: Summary, own: _Totals) -> dict[str, float]:
+def _outcome(found: StepResult) -> TaskOutcome:
+    returns = found.returns * found.episodes
+    return TaskOutcome(found.episodes, found.successes, found.acted, returns)
+
+
+def _metrics(
+    found: StepResult, outcome: TaskOutcome, spent: Summary, own: _Totals
+) -> dict[str, float]:
     learner = spent.kinds().get("learner")
     idle = learner.idle if learner else {}
-    outcome = TaskOutcome(
-        found.episodes, found.successes, found.acted, found.returns * found.episodes
-    )
     return {
         **step_metrics(found.metrics, {"": outcome}, found.seconds),
         **({"batch_fill": own.items / own.rows} if own.rows else {}),

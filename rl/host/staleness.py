@@ -14,6 +14,10 @@ import numpy as np
 
 from sim.protocol import Start
 
+Share = tuple[int, int]
+"""The tickets of one host of several, (index, count): those whose number is index modulo count."""
+ALL: Share = (0, 1)
+
 
 class GroupMember(NamedTuple):
     """An episode to act: member `member` of the group that is ticket `ticket`."""
@@ -29,6 +33,13 @@ def draw_start(seed: int, ticket: int, tasks: tuple[str, ...], seeds: range) -> 
     return Start(tasks[rng.integers(len(tasks))], seeds[rng.integers(len(seeds))])
 
 
+def numbers_of(step: int, tickets: int, share: Share = ALL) -> list[int]:
+    """Numbers of the tickets of a learner's step that a host acts, in order."""
+    index, count = share
+    first = step * tickets
+    return [number for number in range(first, first + tickets) if number % count == index]
+
+
 class StalenessControl:
     """Hands out episodes in the order of their tickets, each once; callable from any thread.
 
@@ -41,6 +52,7 @@ class StalenessControl:
       group: number of episodes in a ticket.
       steps: number of steps of the whole run; no ticket of a later step is handed out.
       version: number of updates that the policy has had; the first tickets are those of that step.
+      share: the tickets that are handed out.
       clock: returns seconds that never decrease.
 
     Attributes:
@@ -57,6 +69,7 @@ class StalenessControl:
         steps: int,
         version: int = 0,
         waited: float = 0.0,
+        share: Share = ALL,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if tickets < 1 or group < 1 or staleness < 0:
@@ -66,9 +79,10 @@ class StalenessControl:
             )
         self._starts, self._tickets, self._group = starts, tickets, group
         self._staleness, self._steps, self._clock = staleness, steps, clock
+        self._share = share
         self._changed = threading.Lock()  # guards all that follows
         self.version = version
-        self._next = version * tickets
+        self._admitted = version
         self._open: list[GroupMember] = []
         self._since: dict[Hashable, float] = {}
         self._waited = waited
@@ -138,7 +152,8 @@ class StalenessControl:
 
     def _admit(self) -> None:
         steps = min(self.version + self._staleness + 1, self._steps)
-        while self._next < steps * self._tickets:
-            start = self._starts(self._next)
-            self._open += [GroupMember(self._next, member, start) for member in range(self._group)]
-            self._next += 1
+        for step in range(self._admitted, steps):
+            for number in numbers_of(step, self._tickets, self._share):
+                start = self._starts(number)
+                self._open += [GroupMember(number, i, start) for i in range(self._group)]
+        self._admitted = max(self._admitted, steps)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from rl.host.staleness import GroupMember
+from rl.host.staleness import ALL, GroupMember, Share, numbers_of
 from rl.records import Ticket, Trajectory
 
 
@@ -37,10 +37,13 @@ class TrajectoryBuffer:
       group: number of episodes in a ticket.
       counts: those of the run that this one continues. Episodes that it had begun and not learnt
         from are dropped.
+      share: the tickets that come to this host.
     """
 
-    def __init__(self, tickets: int, group: int = 1, counts: Counts | None = None) -> None:
-        self._tickets, self._group = tickets, group
+    def __init__(
+        self, tickets: int, group: int = 1, counts: Counts | None = None, share: Share = ALL
+    ) -> None:
+        self._tickets, self._group, self._share = tickets, group, share
         self._changed = threading.Condition()  # guards all that follows
         self._counts = Counts(**asdict(counts)) if counts else Counts()
         self._counts.finished = self._counts.learnt
@@ -98,8 +101,8 @@ class TrajectoryBuffer:
           RuntimeError: an episode was lost or counted twice, or the step was learnt from before.
           BaseException: the error that it was closed with.
         """
-        first = number * self._tickets
-        missing = set(range(first, first + self._tickets))
+        mine = numbers_of(number, self._tickets, self._share)
+        missing = set(mine)
         with self._changed:
             if number < self._past or self._learnt & missing:
                 raise RuntimeError(f"Step {number} was already learnt from.")
@@ -108,11 +111,11 @@ class TrajectoryBuffer:
             yield self._next(missing)
         with self._changed:
             self._past = number + 1
-            self._learnt -= set(range(first, first + self._tickets))
+            self._learnt -= set(mine)
             learnt = self._counts.learnt - before
-        if learnt != self._tickets * self._group:
+        if learnt != len(mine) * self._group:
             raise RuntimeError(
-                f"Step {number} has {self._tickets} tickets of {self._group} episodes, but "
+                f"Step {number} has {len(mine)} tickets of {self._group} episodes, but "
                 f"{learnt} were learnt from."
             )
         self.check()

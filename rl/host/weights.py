@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Sharding
 from jax.typing import DTypeLike
 
 from models.layers.functional import fill, only
@@ -39,6 +41,8 @@ class Weights:
       trained: tree of bool: the leaves that `publish` takes over; all if None.
       dtype: what trained floating-point leaves are cast to, such as bfloat16; None keeps theirs.
       version: of `params`.
+      gathered: sharding of a full copy on every device, for parameters on several hosts; all of
+        these must then publish the same versions.
       stage: applied to the untrained leaves, and once to each version that is taken over, before
         any reader has it; for example, to hand it to other hosts.
     """
@@ -50,12 +54,20 @@ class Weights:
         trained: Any = None,
         dtype: DTypeLike | None = None,
         version: int = 0,
+        gathered: Sharding | None = None,
         stage: Callable[[Params], Any] = lambda params: params,
     ) -> None:
         self._trained = jax.tree.map(lambda _: True, params) if trained is None else trained
-        self._base = stage(only(params, jax.tree.map(lambda moves: not moves, self._trained)))
+        base = only(params, jax.tree.map(lambda moves: not moves, self._trained))
+        if gathered is not None:  # one after the other: devices may not have room for all
+            whole = jax.jit(lambda x: x, out_shardings=gathered)
+            base = jax.tree.map(lambda x: np.asarray(whole(x).addressable_data(0)), base)
+        self._base = stage(base)
         self._stage, self._staged = stage, Snapshot(-1, None)
-        self._copy = jax.jit(lambda tree: jax.tree.map(lambda x: _copied(x, dtype), tree))
+        self._copy = jax.jit(
+            lambda tree: jax.tree.map(lambda x: _copied(x, dtype), tree), out_shardings=gathered
+        )
+        self._gathered = gathered is not None
         self._refreshing = threading.Lock()  # held by the reader that takes a version over
         self._changed = threading.Lock()  # guards all that follows
         self._newest = Snapshot(version, self._moving(params))
@@ -88,7 +100,8 @@ class Weights:
             self._newest, self._published = snapshot, time.monotonic()
 
     def _moving(self, params: Params) -> Params:
-        return self._copy(only(params, self._trained))
+        copied = self._copy(only(params, self._trained))
+        return jax.tree.map(lambda x: x.addressable_data(0), copied) if self._gathered else copied
 
 
 class WeightsReader:

@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 
 from models import Policy
+from parallel.hosts.distributed import host_count
 from rl.config import RlConfig
 from rl.host.placement import Elsewhere, OnHost, most_episodes, traced
 from rl.remote.actor import RemoteActor, store
@@ -29,8 +30,15 @@ def on_cluster(
     """Starts the workers, which end with the block; writes timeline.json to the directory.
 
     Raises:
-      ValueError: there is no Ray, or no room for the workers, or they do not start.
+      ValueError: there is no Ray, or no room for the workers, or they do not start; or the job has
+        several processes.
     """
+    if host_count() > 1:
+        raise ValueError(
+            f"placement 'disaggregated' has its workers elsewhere and learns in one process, but "
+            f"this job has {host_count()}; start one (--num-processes 1), or set placement to "
+            f"'host'."
+        )
     spread = config.disaggregated
     counts = shares(suite, config)
     gpus = spread.inference_gpus

@@ -493,7 +493,7 @@ def test_a_policy_of_another_robot_is_refused_with_what_both_have(tmp_path):
 @pytest.mark.parametrize("name", sorted(RL_PRESETS))
 def test_presets_are_whole_and_taken_by_name_with_changes(name, tmp_path):
     where = ["--checkpoint", "a", "--out", "b"]
-    paths, config, population = rl.parse([*where, "--preset", name])
+    paths, config, population, _ = rl.parse([*where, "--preset", name])
     assert paths == rl.RlPaths(Path("a"), Path("b"), preset=name)
     assert config == RL_PRESETS[name]
     assert population == rl.ALONE

@@ -16,12 +16,12 @@ from models import Policy
 from models.checkpoints import own
 from models.config import from_json, model_config, to_json
 from models.files.address import parse
-from models.files.bounds import check_positive
 from models.files.terminal import Console, say
 from parallel.evaluations import check_judged
 from parallel.hooks import Hook
 from parallel.hosts import exits
-from parallel.hosts.job import restarts
+from parallel.hosts.distributed import host_count, host_index
+from parallel.hosts.job import first_host_first, restarts
 from parallel.hosts.watchdog import note
 from parallel.runs.mirror import put_logs
 from parallel.runs.retention import Retention
@@ -80,8 +80,6 @@ class RlPaths:
     ray_address: str | None = None
     """Address of the Ray cluster for placement "disaggregated": host:port, or "auto" for the one
     that this machine belongs to; default: a cluster of this machine only."""
-    stall_seconds: float = 1200.0
-    """Seconds without progress in any simulator, answer or update after which the run is ended."""
     options: Annotated[PolicyOptions, tyro.conf.arg(name="")] = field(default_factory=PolicyOptions)
     track: tuple[str, ...] = ()
     """Trackers that also get the metrics, as in tools.train; see docs/trackers.md."""
@@ -90,14 +88,11 @@ class RlPaths:
     warmup_given: Annotated[bool, tyro.conf.Suppress] = field(default=True, compare=False)
     """The user chose the warm-up; without it, a resumed run keeps its own."""
 
-    def __post_init__(self) -> None:
-        check_positive({"stall_seconds": self.stall_seconds})
-
 
 def run(
     paths: RlPaths,
     config: RlConfig,
-    console: Console,
+    console: Console | None = None,
     population: PopulationConfig = ALONE,
 ) -> RlResult | PopulationResult:
     """Trains to the end (or until a signal) and leaves everything in the run's folder.
@@ -106,6 +101,7 @@ def run(
       ValueError, FileNotFoundError: something does not fit; nothing has been written then.
     """
     note("preparing")
+    console = console or Console(quiet=host_index() != 0)
     from_json(RlConfig, json.loads(json.dumps(to_json(config))))  # refuses what is no number
     check_trackers(paths.track)
     resume: Resume = paths.resume or ("auto" if restarts() else False)
@@ -133,6 +129,11 @@ def _run(
     together = replace(population, population=0) != ALONE or population.population not in (0, 1)
     if together:
         check_population(population, config)
+        if host_count() > 1:
+            raise ValueError(
+                f"a population takes turns on one machine, but this job has {host_count()} "
+                f"processes; start one (--num-processes 1)."
+            )
         if paths.track:
             raise ValueError(
                 "--track follows one run, but a population's members have metrics of their own; "
@@ -151,7 +152,7 @@ def _run(
     policy = load(paths.checkpoint, paths.options, solver="euler", family=paths.family)
     check_policy(policy, config)
     model = policy.model.config.changed(euler_steps=config.flow.euler_steps).build()
-    params = jax.tree.map(lambda x: x.astype(np.float32), policy.params)
+    params = jax.tree.map(lambda x: np.asarray(x, np.float32), policy.params)
     policy = replace(policy, model=model, params=params)
     config = replace(config, learner=learner_of(config, policy.model))
     content = {
@@ -163,7 +164,7 @@ def _run(
         chosen = replace(population, turn=turn_of(population, config))
         content["population"] = to_json(chosen)
     if folder.resume:
-        saved = read_config(paths.out, console)
+        saved = first_host_first(lambda: read_config(paths.out, console))
         if saved is not None:
             saved.pop(FIELD, None)  # in the config of a checkpoint
             saved["model"] = to_json(model_config(saved["model"]))
@@ -213,6 +214,8 @@ def _run(
         if not improved.finished:
             loop.abandon()
     _say_stopped(improved, config, console)
+    if host_index() != 0:
+        return improved
     curves = write_curves(paths.out)
     say(console, f"Curves: {curves[0]}")
     checkpoints = paths.out / "checkpoints"

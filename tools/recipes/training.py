@@ -30,7 +30,6 @@ from models.checkpoints.own import is_own
 from models.checkpoints.remote import local
 from models.config import from_json, to_json
 from models.files.address import parse
-from models.files.bounds import check_positive
 from models.files.terminal import Console, counted, say
 from models.flow import flow
 from models.formats import check_kind
@@ -125,29 +124,6 @@ class Paths:
         """Folder of the run."""
         name = Path(parse(self.data).name)
         return self.out or Path("runs") / (name.stem if is_mixture(name) else name)
-
-
-@dataclass(frozen=True)
-class Process:
-    """This process among those of a job; see docs/multihost.md."""
-
-    coordinator: str | None = None
-    """HOST:PORT where process 0 runs; detected under tools.launch, SLURM, MPI and Kubernetes."""
-    num_processes: int | None = None
-    """Number of processes in the job; 1 runs alone, whatever the cluster says."""
-    process_id: int | None = None
-    """Index of this process."""
-    stall_seconds: float = 60.0
-    """Seconds without a finished step after which the run is ended, but at least 20 times the usual
-    duration of a step."""
-    inject: str = ""
-    """Faults to inject on purpose, such as kill@rank1:step50; each strikes once in a run."""
-
-    def __post_init__(self) -> None:
-        check_positive({"stall_seconds": self.stall_seconds})
-
-
-ALONE = Process()
 
 
 def run(paths: Paths, config: RunConfig, console: Console | None = None) -> TrainResult:

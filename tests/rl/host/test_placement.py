@@ -68,6 +68,7 @@ def hosted(learner):
         "_elsewhere": None,
         "_actor": Policy(),
         "_acting_on": jax.devices()[:1],
+        "_share": (0, 1),
         "_trained": select(OPTIMIZER, learner.state.params)[1],
         "_values": False,
         "_starts": starts,

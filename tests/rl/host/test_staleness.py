@@ -42,6 +42,20 @@ def test_a_ticket_begins_once_the_policy_has_had_its_steps_updates_but_for_the_b
     ]
 
 
+def test_hosts_share_out_each_steps_tickets():
+    """In their order; each host has some in every step, also where they do not divide evenly."""
+    taken = []
+    for index in range(2):
+        staleness_control = made(share=(index, 2), staleness=0, group=1)
+        mine = [place.ticket for place in all_of(staleness_control)]
+        for version in range(1, 5):
+            staleness_control.advance(version)
+            mine += [place.ticket for place in all_of(staleness_control)]
+        assert mine == list(range(index, 15, 2))
+        taken += mine
+    assert sorted(taken) == list(range(15))
+
+
 def test_each_is_handed_out_once_whoever_asks_at_the_same_time():
     staleness_control = made(tickets=50, steps=10)
     taken, barrier = [], threading.Barrier(8)
