@@ -9,11 +9,12 @@ their size in earlier steps, and before a step's first update the policy is its 
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial, reduce
+from functools import partial, reduce, wraps
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, use_abstract_mesh
 from jaxtyping import Array, Bool, Float
@@ -247,13 +248,16 @@ class FlowLearner:
         """Updates from the sums of these micro-batches. Returns the mean squared advantage of the
         step (`worth`, or theirs), metrics and terms."""
         assert self._total is not None
-        self.state, worth, metrics, terms = self._update(self.state, self._total, worth, last)
+        first = worth is None
+        worth = self._nothing if worth is None else worth
+        found = self._update(self.state, self._total, worth, np.bool_(first), np.bool_(last))
+        self.state, worth, metrics, terms = found
         self._total = None
-        found = {name: value.item() for name, value in jax.device_get(metrics).items()}
-        if not found.pop("finite"):
-            self._failed = self._diverged(parts, found)
+        read = {name: value.item() for name, value in jax.device_get(metrics).items()}
+        if not read.pop("finite"):
+            self._failed = self._diverged(parts, read)
             raise self._failed
-        return worth, found, terms
+        return worth, read, terms
 
     def _shuffled(self, epoch: int) -> list[list[_Added]]:
         """The step's minibatches, the same on every host, as all have the same number of parts."""
@@ -266,7 +270,9 @@ class FlowLearner:
     ) -> tuple[Float[Array, "n h a"], Bool[Array, ""]]:
         """Adds a micro-batch's gradient; see `StepFunctions.add` for what it returns."""
         total = self._zeros(self.state.params, placed) if self._total is None else self._total
-        self._total, log_prob, finite = self._add(self.state, total, placed, proximal)
+        known = placed.drawn.log_prob if proximal is None else proximal
+        first = np.bool_(proximal is None)
+        self._total, log_prob, finite = self._add(self.state, total, placed, known, first)
         return log_prob, finite
 
     def _replay(self, parts: list[_Added]) -> None:
@@ -327,33 +333,37 @@ class FlowLearner:
         options = OVERLAP.get(mesh.devices.flat[0].platform)
 
         def compiled(function: Callable[..., Any], **how: Any) -> Callable[..., Any]:
+            @wraps(function)
             def under_mesh(*args: Any) -> Any:
                 with use_abstract_mesh(mesh.abstract_mesh):
                     return function(*args)
 
             return jax.jit(under_mesh, compiler_options=options, **how)
 
-        def update(state: LearnerState, total: Total, worth: Any, last: bool) -> tuple[Any, ...]:
-            if worth is None:
-                worth = total.terms.sums["advantage_squared"] / total.terms.weight
-            new, metrics = step.update(state, total, placed.params, worth if last else None)
+        def update(
+            state: LearnerState, total: Total, worth: Array, first: Array, last: Array
+        ) -> tuple[Any, ...]:
+            own = total.terms.sums["advantage_squared"] / total.terms.weight
+            worth = jnp.where(first, own, worth)
+            new, metrics = step.update(state, total, placed.params, worth, last)
             return new, worth, metrics, total.terms
 
         def evaluate(params: Any, experience: Experience) -> tuple[Array, Array]:
             return step.log_prob(params, experience.batch, experience.drawn, None)[:2]
 
+        # a number of the host would have `update` compiled once more
+        self._nothing = jax.jit(lambda: jnp.float32(0), out_shardings=whole)()
         self._zeros = compiled(step.zeros, in_shardings=(placed.params, rows), out_shardings=total)
         self._add = compiled(
             step.add,
             donate_argnums=1,
-            in_shardings=(placed, total, rows, rows),
+            in_shardings=(placed, total, rows, rows, whole),
             out_shardings=(total, rows, whole),
         )
         self._update = compiled(
             update,
             donate_argnums=0,
-            static_argnums=3,
-            in_shardings=(placed, total, whole),
+            in_shardings=(placed, total, whole, whole, whole),
             out_shardings=(placed, whole, whole, whole),
         )
         if self._observe is not None:

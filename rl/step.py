@@ -193,7 +193,8 @@ class StepFunctions:
         moving, _ = select(self.optimizer, params)
         gradients = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), only(params, moving))
         scale, version = Scale(jnp.float32(0), jnp.float32(0)), jnp.int32(0)
-        shapes = jax.eval_shape(self._loss, params, params, version, scale, experience, None)[1][0]
+        given = experience, jnp.asarray(experience.drawn.log_prob), True
+        shapes = jax.eval_shape(self._loss, params, params, version, scale, *given)[1][0]
         return Total(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), gradients)
 
     def add(
@@ -201,19 +202,21 @@ class StepFunctions:
         state: LearnerState,
         total: Total,
         experience: Experience,
-        proximal: Float[Array, "n h a"] | None = None,
+        proximal: Float[Array, "n h a"],
+        first: Bool[Array, ""],
     ) -> tuple[Total, Float[Array, "n h a"], Bool[Array, ""]]:
         """Adds a micro-batch to the sums. Returns the sums; log π of the micro-batch's numbers,
         which is the proximal policy's for the step's later epochs; and whether the micro-batch's
         own loss and gradient are finite.
 
         Args:
-          proximal: None in the first epoch, whose policy is the proximal one.
+          proximal: log π of the proximal policy.
+          first: in the first epoch, whose policy is the proximal one, `proximal` does not count.
         """
         wanted = only(state.params, select(self.optimizer, state.params)[0])
         gradient = jax.value_and_grad(self._loss, has_aux=True)
         (loss, (terms, log_prob)), gradients = gradient(
-            wanted, state.params, state.version, state.scale, experience, proximal
+            wanted, state.params, state.version, state.scale, experience, proximal, first
         )
         finite = jnp.isfinite(loss) & jnp.isfinite(optax.tree_utils.tree_norm(gradients))
         summed = Total(combine(total.terms, terms), fp8.add(total.gradients, gradients))
@@ -224,15 +227,16 @@ class StepFunctions:
         state: LearnerState,
         total: Total,
         placed: Params,
-        worth: Float[Array, ""] | None,
+        worth: Float[Array, ""],
+        last: Bool[Array, ""],
     ) -> tuple[LearnerState, Metrics]:
         """The state after an update from the sums, and the metrics of `apply_gradients`; the state
         stays unchanged if these are not finite.
 
         Args:
           placed: the parameters' shardings.
-          worth: the step's mean squared advantage, in its last update, which makes a new version;
-            None in other updates.
+          worth: the step's mean squared advantage.
+          last: in the step's last update, which makes a new version.
         """
         terms, version, scale = total.terms, state.version, state.scale
         gradients, learns = total.gradients, version >= self.warmup
@@ -244,12 +248,12 @@ class StepFunctions:
         if self.warmup:  # decay and averages must not move the rest either
             params = _of_value(train.params, state.params, learns)
             train = replace(train, params=params, ema=_of_value(train.ema, state.ema, learns))
-        if worth is not None:
-            version, kept = version + 1, 1 - _KEPT
-            step = (version * self.updates).astype(train.step.dtype)
-            train = replace(train, step=step, opt_state=at_step(train.opt_state, step))
-            scale = Scale(_KEPT * scale.square + kept * worth, _KEPT * scale.weight + kept)
-        new = _joined(train, version, scale)
+        version, kept = version + last, 1 - _KEPT
+        ended = (version * self.updates).astype(train.step.dtype)
+        step = jnp.where(last, ended, train.step)
+        train = replace(train, step=step, opt_state=at_step(train.opt_state, step))
+        now = Scale(_KEPT * scale.square + kept * worth, _KEPT * scale.weight + kept)
+        new = _joined(train, version, jax.tree.map(partial(jnp.where, last), now, scale))
         return jax.tree.map(lambda x, y: jnp.where(metrics["finite"], x, y), new, state), metrics
 
     def _loss(
@@ -259,12 +263,14 @@ class StepFunctions:
         version: Int[Array, ""],
         scale: Scale,
         experience: Experience,
-        proximal: Float[Array, "n h a"] | None,
+        proximal: Float[Array, "n h a"],
+        first: Bool[Array, ""] | bool,
     ) -> tuple[Float[Array, ""], tuple[Terms, Float[Array, "n h a"]]]:
         """Loss sum; its terms and log π."""
         found = self.log_prob(
             fill(wanted, params), experience.batch, experience.drawn, experience.observed
         )
+        proximal = jnp.where(first, jax.lax.stop_gradient(found[0]), proximal)
         worth = experience.advantage
         from_values = advantage_of(self.objective).values
         scaled = replace(experience, advantage=worth / scale_of(scale) if from_values else worth)
