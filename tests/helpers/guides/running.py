@@ -13,7 +13,7 @@ import ssl
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
@@ -24,7 +24,8 @@ import numpy as np
 import pytest
 
 from parallel.mesh import AXES, MeshConfig, make_mesh
-from rl import step
+from rl.device import placement as on_device
+from rl.host import placement as on_host
 from tests.helpers.tools.served import client, free_port, serving
 from tools import serve
 from tools.recipes import training
@@ -49,15 +50,17 @@ def little() -> Iterator[None]:
     compile no more than the first answer needs; and no shapes checked, which other tests do."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-        for module in (training, step):
+        for module in (training, on_host, on_device):
             patch.setattr(module, "make_mesh", _mesh)
         patch.setattr(startup, "go_on", lambda warm: None)
         yield
 
 
-def _mesh(config: MeshConfig = _ONE) -> jax.sharding.Mesh:
+def _mesh(
+    config: MeshConfig = _ONE, devices: Sequence[jax.Device] | None = None
+) -> jax.sharding.Mesh:
     number = abs(math.prod(getattr(config, axis) for axis in AXES))
-    return make_mesh(config, jax.devices()[:number])
+    return make_mesh(config, (devices or jax.devices())[:number])
 
 
 def run(command: str) -> None:
