@@ -17,9 +17,10 @@ from data.files.folder import LocalFolder
 from data.store import convert
 from data.store.convert import Settings
 from data.video.encoding import VideoEncoding
-from tests.helpers.data.ray_nodes import RayNodes, available, ray_nodes
+from tests.helpers.data.ray_nodes import RayNodes, ray_nodes
 from tests.helpers.data.recording import make_episode, write
 from tests.helpers.data.stores import contents
+from tests.helpers.namespaces import available
 
 pytestmark = [
     pytest.mark.drill,

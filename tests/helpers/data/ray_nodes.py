@@ -22,6 +22,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.helpers.namespaces import begun, first_process, ip
+
 BRIDGE, SUBNET, PORT = "chiliad-ray", "10.77.0", 6379
 _STARTING = 300.0
 _ROOT = Path(__file__).parents[3]
@@ -40,12 +42,6 @@ exec "$@"
 """
 
 
-def available() -> bool:
-    """True where namespaces can be made."""
-    tools = all(shutil.which(tool) for tool in ("ip", "unshare", "nsenter"))
-    return tools and os.geteuid() == 0
-
-
 @dataclass
 class RayNode:
     """A node: its number, address, and the process that all others of it end with."""
@@ -58,8 +54,7 @@ class RayNode:
     @property
     def init(self) -> int:
         """Number of the first process in it, as seen from outside."""
-        pid = self.process.pid
-        return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+        return first_process(self.process)
 
     def processes(self) -> list[int]:
         """All its processes."""
@@ -145,10 +140,10 @@ class RayNodes:
                 env=os.environ | self.token | {"RAY_worker_niceness": "0"},
             )
         node = RayNode(number, address, process, log)
-        _until(lambda: bool(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()))
+        _until(lambda: begun(process))
         cable = f"chray{number}"
-        _ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", str(node.init))
-        _ip("link", "set", cable, "master", BRIDGE, "up")
+        ip("link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", str(node.init))
+        ip("link", "set", cable, "master", BRIDGE, "up")
         self.nodes.append(node)
         return node
 
@@ -203,11 +198,11 @@ def ray_nodes(count: int, cpus: int = 2, store: int = 100 << 20) -> Iterator[Ray
       cpus: cores that each node says it has.
       store: bytes of each node's object store (Ray takes no fewer than 75 MiB).
     """
-    _ip("link", "add", BRIDGE, "type", "bridge")
+    ip("link", "add", BRIDGE, "type", "bridge")
     cluster = RayNodes(cpus, store)
     try:
-        _ip("address", "add", f"{SUBNET}.254/24", "dev", BRIDGE)
-        _ip("link", "set", BRIDGE, "up")
+        ip("address", "add", f"{SUBNET}.254/24", "dev", BRIDGE)
+        ip("link", "set", BRIDGE, "up")
         cluster.join()
         cluster.wait(1)
         for _ in range(count - 1):
@@ -231,10 +226,6 @@ def _send(processes: Sequence[int], number: int) -> None:
             os.kill(pid, number)
         except ProcessLookupError:
             continue
-
-
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
 
 
 def _until(holds: Callable[[], bool], seconds: float = 10.0) -> None:

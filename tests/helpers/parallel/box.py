@@ -3,7 +3,6 @@ and /dev/shm of its own, and a cable to one bridge; they share the disk. Needs r
 util-linux."""
 
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -11,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.helpers.namespaces import begun, first_process, ip
 
 BRIDGE, SUBNET = "chiliad-box", "10.79.0"
 _ROOT = Path(__file__).parents[3]
@@ -28,12 +29,6 @@ exec sleep infinity
 """
 
 
-def available() -> bool:
-    """True where namespaces can be made."""
-    tools = all(shutil.which(tool) for tool in ("ip", "unshare", "nsenter"))
-    return tools and os.geteuid() == 0
-
-
 @dataclass
 class Host:
     """A host: its address, and the process that all others of it end with."""
@@ -44,8 +39,7 @@ class Host:
     @property
     def init(self) -> int:
         """Number of the first process in it, as seen from outside."""
-        pid = self.process.pid
-        return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+        return first_process(self.process)
 
     def inside(self, command: Sequence[str | Path]) -> list[str]:
         """A command as it is run on the host."""
@@ -64,9 +58,9 @@ class Host:
 def box(count: int, folder: Path) -> Iterator[list[Host]]:
     """Hosts n1, n2, … that end with the block; `folder` is for their files."""
     with ExitStack() as stack:
-        _ip("link", "add", BRIDGE, "type", "bridge")
-        stack.callback(_ip, "link", "delete", BRIDGE)
-        _ip("link", "set", BRIDGE, "up")
+        ip("link", "add", BRIDGE, "type", "bridge")
+        stack.callback(ip, "link", "delete", BRIDGE)
+        ip("link", "set", BRIDGE, "up")
         yield [stack.enter_context(_host(number, count, folder)) for number in range(1, count + 1)]
 
 
@@ -84,10 +78,10 @@ def _host(number: int, count: int, folder: Path) -> Iterator[Host]:
     )
     host = Host(address, process)
     try:
-        _until(lambda: bool(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()))
+        _until(lambda: begun(process))
         there = ("peer", "name", "eth0", "netns", str(host.init))
-        _ip("link", "add", _cable(address), "type", "veth", *there)
-        _ip("link", "set", _cable(address), "master", BRIDGE, "up")
+        ip("link", "add", _cable(address), "type", "veth", *there)
+        ip("link", "set", _cable(address), "master", BRIDGE, "up")
         _until(lambda: "sleep" in Path(f"/proc/{host.init}/comm").read_text())
         yield host
     finally:
@@ -97,10 +91,6 @@ def _host(number: int, count: int, folder: Path) -> Iterator[Host]:
 
 def _cable(address: str) -> str:
     return f"chbox{address.rpartition('.')[2]}"
-
-
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
 
 
 def _until(holds: Callable[[], bool], seconds: float = 10.0) -> None:

@@ -1,6 +1,5 @@
 """`tools.rl` on the points, as one process or several, and what came of it."""
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import numpy as np
 
 from models.checkpoints import own
 from parallel.monitor.metrics import read_metrics
-from tests.helpers.parallel.toy import environment
+from tests.helpers.parallel.launched import ended
 from tests.helpers.rl.points import save_policy
 
 MINE = """
@@ -39,16 +38,7 @@ def improve(
 ) -> str:
     """Output of the command as so many processes of so many devices each, which end with `code`."""
     launcher = ["-m", "tools.launch", "-n", str(hosts), "--", "python"] if hosts > 1 else []
-    done = subprocess.run(
-        [sys.executable, *launcher, *command, *map(str, options)],
-        env=environment(devices),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == code, done.stdout
-    return done.stdout
+    return ended([sys.executable, *launcher, *command, *map(str, options)], devices, code)
 
 
 def learnt(out: Path) -> tuple[Any, dict[int, dict[str, float]]]:

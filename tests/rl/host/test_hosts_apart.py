@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from models.checkpoints import own
-from tests.helpers.parallel.box import available, box
+from tests.helpers.namespaces import available
+from tests.helpers.parallel.box import box
 from tests.helpers.parallel.toy import environment
 from tests.helpers.rl.several_hosts import begin, improve, learnt
 

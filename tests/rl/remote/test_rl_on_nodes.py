@@ -10,7 +10,8 @@ import pytest
 
 from models.checkpoints import own
 from parallel.monitor.metrics import read_metrics
-from tests.helpers.data.ray_nodes import available, ray_nodes
+from tests.helpers.data.ray_nodes import ray_nodes
+from tests.helpers.namespaces import available
 from tests.helpers.parallel.toy import environment
 from tests.helpers.rl.several_hosts import begin
 
