@@ -7,10 +7,11 @@ the checkpoints of one member are elsewhere, a file in their place. `kill`: the 
 
 import os
 import resource
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,10 @@ def strike(kind: str, run: Path) -> None:
         case "unmounted":
             checkpoints = run / "checkpoints"
             checkpoints.rename(run / AWAY)
-            checkpoints.touch()
+            while not checkpoints.is_file():  # a save under way may make the folder again
+                shutil.rmtree(checkpoints, ignore_errors=True)
+                with suppress(FileExistsError):
+                    checkpoints.touch(exist_ok=False)
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
 
