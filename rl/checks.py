@@ -119,7 +119,7 @@ def check_kept(model: FlowModel, params: Params, config: LearnerConfig) -> None:
 
 
 def one_group(suite: Suite, tasks: tuple[str, ...]) -> tuple[str, ...]:
-    """The tasks to learn, which must share slots.
+    """The tasks of a population, which must share slots, as its members do.
 
     Raises:
       ValueError: they do not, or there is no such task.
@@ -127,7 +127,28 @@ def one_group(suite: Suite, tasks: tuple[str, ...]) -> tuple[str, ...]:
     first, *others = suite.groups(tasks)
     if others:
         raise ValueError(
-            f"The tasks of suite '{suite.name}' cannot share slots, so a run can learn only one of "
-            f"them; name it, for example --rollout.tasks {first[0]}."
+            f"The tasks of suite '{suite.name}' cannot share slots, so a population can learn only "
+            f"one of them; name it, for example --rollout.tasks {first[0]}."
         )
     return first
+
+
+def learnt_tasks(
+    suite: Suite, tasks: tuple[str, ...], held_out: tuple[str, ...]
+) -> tuple[str, ...]:
+    """The tasks to learn: those named, or all but those held out.
+
+    Raises:
+      ValueError: one of either does not exist, is named twice or is held out too, or none is left.
+    """
+    if held_out:
+        suite.groups(held_out)
+    if both := [task for task in tasks if task in held_out]:
+        raise ValueError(f"Task {both} is in rollout.tasks and in held_out_tasks; choose one.")
+    found = tasks or tuple(task for task in suite.tasks if task not in held_out)
+    if not found:
+        raise ValueError(
+            f"held_out_tasks names all tasks of suite '{suite.name}', so none is left to learn."
+        )
+    suite.groups(found)
+    return found

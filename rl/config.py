@@ -70,6 +70,12 @@ class RolloutConfig:
     group: int = 1
     staleness: int = 1
     slots: int | None = None
+    curriculum: Literal["even", "signal"] = "even"
+    """Share of several tasks in each step: equal, or larger the more of a task's groups had both
+    successes and failures lately (`rl.host.starts.Curriculum`)."""
+    redraws: int = 0
+    """Other starts to try, at most, for a ticket whose episodes all succeed or all fail, from which
+    groups learn nothing. They begin in time for the same step, so the bound on staleness holds."""
     replan_steps: int = 4
     reward: str = "success"
     """Reward: 1 at the step at which the goal is first reached ("success"), the suite's own
@@ -87,6 +93,13 @@ class RolloutConfig:
     def __post_init__(self) -> None:
         check_choice(self.reward, REWARDS, "rollout.reward")
         at_least(self, "rollout", groups=1, group=1, staleness=0, slots=1, replan_steps=1)
+        at_least(self, "rollout", redraws=0)
+        if self.group < 2 and (self.redraws or self.curriculum == "signal"):
+            raise ValueError(
+                f"rollout.curriculum is '{self.curriculum}' and rollout.redraws is {self.redraws}, "
+                f"but rollout.group is {self.group}: one episode tells nothing of what its start "
+                f"can teach. Leave both at their defaults, or act groups of 8."
+            )
         at_least(self, "rollout", deadline=0, inference_devices=0)
         check_finite("rollout", self, "deadline")
 
@@ -184,6 +197,8 @@ class RlConfig:
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     colocated: ColocatedConfig = field(default_factory=ColocatedConfig)
     disaggregated: DisaggregatedConfig = field(default_factory=DisaggregatedConfig)
+    held_out_tasks: tuple[str, ...] = ()
+    """Tasks that are evaluated beside those learnt, and never learnt from."""
     eval_every: int = 20
     eval_episodes: int = 64
     save_every: int = 50
@@ -245,7 +260,10 @@ _UNREAD: dict[str, dict[str, Sequence[str]]] = {
     "disaggregated": {"colocated": _names(ColocatedConfig)},
     "colocated": {
         "disaggregated": _names(DisaggregatedConfig),
-        "rollout": ("groups", "group", "staleness", "deadline", "inference_devices", "snapshots"),
+        "rollout": (
+            *("groups", "group", "staleness", "curriculum", "redraws"),
+            *("deadline", "inference_devices", "snapshots"),
+        ),
     },
 }
 """Options that a placement does not read, by their part of the config."""

@@ -1,5 +1,6 @@
-"""Records that pass from actors to the learner: how a chunk was drawn, its outcome, and the
-episodes of a ticket. All are numpy on the host; only `Experience` goes to the device.
+"""Records that pass from actors to the learner: how a chunk was drawn, its outcome, the episodes of
+a ticket, and what a step learnt from. All are numpy on the host; only `Experience` goes to the
+device.
 """
 
 from dataclasses import dataclass
@@ -68,11 +69,31 @@ class Ticket:
 
     number: int
     trajectories: tuple[Trajectory, ...]
+    redrawn: int = 0
+    """Groups without signal that were drawn for it before this one."""
+
+    @property
+    def signal(self) -> bool:
+        """True if some of the episodes succeeded and some did not."""
+        return len({one.success for one in self.trajectories}) > 1
 
     @property
     def oldest(self) -> int:
         """Version of the oldest policy that acted in it."""
         return min(d.version for t in self.trajectories for d in t.decisions)
+
+
+class TaskOutcome(NamedTuple):
+    """Experience of a step in one task: episodes that ended, how many of them succeeded, control
+    steps, and the sum of rewards. `groups`: groups of episodes drawn, those drawn again included;
+    `signal`: how many of them had signal. Both are 0 where there are no groups."""
+
+    episodes: int
+    successes: int
+    env_steps: int
+    rewards: float
+    groups: int = 0
+    signal: int = 0
 
 
 @jax.tree_util.register_dataclass

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from models.checkpoints import own
 from models.files.terminal import Console
@@ -30,6 +30,7 @@ from parallel.runs.run_folder import Run
 from parallel.shell import Shell, in_shell
 from rl.config import RlConfig
 from rl.environment import FIELD, check_environment
+from rl.records import TaskOutcome
 
 Params = Any
 Json = Any
@@ -64,16 +65,6 @@ class Placement(Protocol):
         if the record is not one of this placement's."""
 
 
-class TaskOutcome(NamedTuple):
-    """Experience of a step in one task: episodes that ended, how many of them succeeded, control
-    steps, and the sum of rewards."""
-
-    episodes: int
-    successes: int
-    env_steps: int
-    rewards: float
-
-
 def step_metrics(
     learnt: Mapping[str, Any], tasks: Mapping[str, TaskOutcome], seconds: float
 ) -> dict[str, float]:
@@ -81,22 +72,24 @@ def step_metrics(
 
     Args:
       learnt: what `FlowLearner.update` returned.
-      tasks: outcomes by task; each has its own success if there are several.
+      tasks: outcomes by task; each has its own success, signal and groups if there are several.
       seconds: since the last step ended.
     """
     found, lags = dict(learnt), learnt["lags"]
     del found["lags"]
-    episodes, successes, env_steps, rewards = (sum(x) for x in zip(*tasks.values(), strict=True))
-    decisions = found["decisions"]
+    whole = TaskOutcome(*(sum(x) for x in zip(*tasks.values(), strict=True)))
+    env_steps, decisions = whole.env_steps, found["decisions"]
+    several = tasks if len(tasks) > 1 else {}
     return {
         **found,
-        **({"success": successes / episodes, "return": rewards / episodes} if episodes else {}),
+        **({"return": whole.rewards / whole.episodes} if whole.episodes else {}),
+        **_rates(whole),
         **{
-            f"success/{task}": one.successes / one.episodes
-            for task, one in tasks.items()
-            if len(tasks) > 1 and one.episodes
+            f"{name}/{task}": value
+            for task, one in several.items()
+            for name, value in _rates(one).items()
         },
-        "episodes": episodes,
+        "episodes": whole.episodes,
         "lag": sum(lag * count for lag, count in enumerate(lags)) / decisions,
         **{f"lag/{lag}": count for lag, count in enumerate(lags) if count},
         "env_steps": env_steps,
@@ -104,6 +97,11 @@ def step_metrics(
         "env_steps_per_second": env_steps / seconds,
         "decisions_per_second": decisions / seconds,
     }
+
+
+def _rates(of: TaskOutcome) -> dict[str, float]:
+    found = {"success": of.successes / of.episodes} if of.episodes else {}
+    return found | ({"signal": of.signal / of.groups, "groups": of.groups} if of.groups else {})
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from rl.config import RlConfig
 from rl.device.colocated import Colocated
 from rl.environment import describe
 from rl.learner import begin_learner, restored, saved
-from rl.run import TaskOutcome, step_metrics
+from rl.records import TaskOutcome
+from rl.run import step_metrics
 from sim.environments.device_slots import spec_of
 from sim.protocol import TRAIN_SEEDS
 from sim.suite import Suite

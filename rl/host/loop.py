@@ -6,6 +6,7 @@ wait for no other slot, acting that runs ahead of learning, learning that begins
 complete. The first error of any thread ends the run.
 """
 
+import operator
 import threading
 import time
 from collections import Counter
@@ -26,7 +27,7 @@ from rl.host.staleness import ALL, Share, StalenessControl, numbers_of
 from rl.host.timeline import Timeline
 from rl.host.trajectory_buffer import Counts, TrajectoryBuffer
 from rl.host.weights import Weights, WeightsReader
-from rl.records import Ticket
+from rl.records import Decision, TaskOutcome, Ticket
 from rl.rewards import reward_of
 from sim.protocol import Slots, Start
 
@@ -65,12 +66,8 @@ class StepResult:
     """The learner's own."""
     lags: dict[int, int]
     """Number of decisions by lag: updates by which the learner was ahead of their policy."""
-    episodes: int
-    successes: int
-    returns: float
-    """Mean over the episodes."""
-    acted: int
-    """Environment steps learnt from."""
+    outcomes: dict[str, TaskOutcome]
+    """By task; of episodes learnt from, but for `groups`."""
     seconds: float
     """Seconds since the last step ended."""
     counts: Counts
@@ -97,8 +94,10 @@ def check_state(found: Any, version: int) -> None:
         )
     if type(waited) not in (int, float) or not 0 <= waited < np.inf:
         raise ValueError(f"admission.waited is {shown(waited)}, expected seconds")
-    numbers = Counts(**{one.name: count(counts, one.name) for one in fields(Counts)})
-    if numbers.learnt > numbers.finished or numbers.finished + numbers.dropped > numbers.begun:
+    told = {"redrawn": 0, **counts} if isinstance(counts, dict) else counts  # not in early records
+    numbers = Counts(**{one.name: count(told, one.name) for one in fields(Counts)})
+    settled = numbers.learnt + numbers.redrawn
+    if settled > numbers.finished or numbers.finished + numbers.dropped > numbers.begun:
         raise ValueError(f"counts is {shown(counts)}, whose numbers do not add up")
 
 
@@ -108,7 +107,7 @@ class HostSystem:
 
     `slots`: one thread each. `inference`: one thread each; number i of n answers the slots
     i, i + n, …, counted over all of `slots`. They take a new version over one after the other.
-    `starts`: ticket -> where its episodes start, which depends only on the ticket's number.
+    `starts`: (ticket, attempt) -> where its episodes start, see `StalenessControl`.
     `batches`: a step's tickets, as they complete -> what `learner.add` takes.
     """
 
@@ -116,7 +115,7 @@ class HostSystem:
     inference: Sequence[Inference]
     learner: Learner
     weights: Weights
-    starts: Callable[[int], Start]
+    starts: Callable[[int, int], Start]
     batches: Callable[[Iterator[Ticket]], Iterable[Any]]
 
 
@@ -124,11 +123,11 @@ class HostSystem:
 class HostConfig:
     """Length of a `HostSystem`'s run, and its levels of asynchrony.
 
-    `rollout`: its `tickets`, `group`, `staleness`, `replan_steps`, `reward` and `deadline` count;
-    without the second level of asynchrony, `staleness` is 0. `learner_steps`: updates that the
-    policy has had at the end. `values`: the policy has a value head. `each`: first level, no slot
-    waits for another. `stream`: third level, the learner gets tickets as they complete, and not
-    once all have. `share`: the tickets that this host acts and learns from.
+    `rollout`: its `groups`, `group`, `staleness`, `redraws`, `replan_steps`, `reward` and
+    `deadline` count; without the second level of asynchrony, `staleness` is 0. `learner_steps`:
+    updates that the policy has had at the end. `values`: the policy has a value head. `each`: first
+    level, no slot waits for another. `stream`: third level, the learner gets tickets as they
+    complete, and not once all have. `share`: the tickets that this host acts and learns from.
     """
 
     rollout: RolloutConfig
@@ -182,10 +181,7 @@ class _Tally:
     staleness: int
     lags: Counter[int] = field(default_factory=Counter)
     tickets: int = 0
-    episodes: int = 0
-    successes: int = 0
-    returns: float = 0.0
-    acted: int = 0
+    outcomes: dict[str, TaskOutcome] = field(default_factory=dict)
 
     def noting(self, tickets: Iterable[Ticket]) -> Iterator[Ticket]:
         """Yields the same tickets, and counts them."""
@@ -196,13 +192,12 @@ class _Tally:
                     f"{ticket.oldest}, which is older than staleness = {self.staleness} allows."
                 )
             self.tickets += 1
-            for trajectory in ticket.trajectories:
-                self.episodes += 1
-                self.successes += trajectory.success
-                for decision in trajectory.decisions:
-                    self.lags[self.step - decision.version] += 1
-                    self.returns += float(decision.reward.sum(dtype=np.float64))
-                    self.acted += len(decision.reward)
+            decisions = [d for one in ticket.trajectories for d in one.decisions]
+            self.lags.update(self.step - decision.version for decision in decisions)
+            task = ticket.trajectories[0].start.task
+            before = self.outcomes.get(task, TaskOutcome(0, 0, 0, 0.0))
+            now = _outcome(ticket, decisions)
+            self.outcomes[task] = TaskOutcome(*map(operator.add, before, now))
             yield ticket
 
 
@@ -231,10 +226,16 @@ class _Host:
             staleness=rollout.staleness,
             steps=config.learner_steps,
             share=config.share,
+            redraws=rollout.redraws > 0,
             **state["admission"],
         )
         self.trajectories = TrajectoryBuffer(
-            rollout.groups, rollout.group, Counts(**state["counts"]), config.share
+            rollout.groups,
+            rollout.group,
+            Counts(**state["counts"]),
+            config.share,
+            redraws=rollout.redraws,
+            redraw=self._redraw,
         )
         self.rollouts: list[Rollout] = []
         readers = [WeightsReader(system.weights, one.place, one.join) for one in system.inference]
@@ -343,16 +344,18 @@ class _Host:
             rollout.wake()
         return metrics
 
+    def _redraw(self, ticket: int, attempt: int) -> None:
+        self.staleness_control.redraw(ticket, attempt)
+        for rollout in self.rollouts:
+            rollout.wake()
+
     def _learnt(self, tally: _Tally, metrics: dict[str, Any], seconds: float) -> StepResult:
         counts = self.trajectories.counts()
         return StepResult(
             step=tally.step,
             metrics=metrics,
             lags=dict(sorted(tally.lags.items())),
-            episodes=tally.episodes,
-            successes=tally.successes,
-            returns=tally.returns / tally.episodes,
-            acted=tally.acted,
+            outcomes=tally.outcomes,
             seconds=seconds,
             counts=counts,
             waited=self.staleness_control.waited,
@@ -399,12 +402,24 @@ class _Host:
         )
 
 
-def _known(system: HostSystem) -> Callable[[int], Start]:
+def _outcome(ticket: Ticket, decisions: Sequence[Decision]) -> TaskOutcome:
+    grouped = len(ticket.trajectories) > 1
+    return TaskOutcome(
+        episodes=len(ticket.trajectories),
+        successes=sum(one.success for one in ticket.trajectories),
+        env_steps=sum(len(decision.reward) for decision in decisions),
+        rewards=sum(float(decision.reward.sum(dtype=np.float64)) for decision in decisions),
+        groups=1 + ticket.redrawn if grouped else 0,
+        signal=int(ticket.signal),
+    )
+
+
+def _known(system: HostSystem) -> Callable[[int, int], Start]:
     """The system's starts; each must be in a task that its slots have."""
     tasks = {task for some in system.slots for task in some.spec.tasks}
 
-    def known(ticket: int) -> Start:
-        start = system.starts(ticket)
+    def known(ticket: int, attempt: int) -> Start:
+        start = system.starts(ticket, attempt)
         if start.task not in tasks:
             raise ValueError(
                 f"Ticket {ticket} starts in task '{start.task}', which the slots do not have; "

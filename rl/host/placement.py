@@ -3,8 +3,8 @@
 elsewhere."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from parallel.hosts.distributed import host_count, host_index, row_share
 from parallel.hosts.stop import Stopped
 from parallel.mesh import check_rows, make_mesh, replicated
 from parallel.optimizer import select
+from parallel.runs.position import entry
 from rl.config import RlConfig
 from rl.environment import describe
 from rl.host import rollout
@@ -35,13 +36,15 @@ from rl.host.loop import (
     check_state,
     run_host,
 )
-from rl.host.staleness import Share, draw_start
-from rl.host.starts import training_seeds
+from rl.host.staleness import Share
+from rl.host.starts import Curriculum, training_seeds
 from rl.host.timeline import Summary, Timeline
+from rl.host.trajectory_buffer import Counts
 from rl.host.weights import Weights
 from rl.learner import FlowLearner, begin_learner, restored, saved
 from rl.objectives import advantage_of
-from rl.run import TaskOutcome, step_metrics
+from rl.records import TaskOutcome
+from rl.run import step_metrics
 from sim.protocol import Slots, Spec
 from sim.suite import Suite
 
@@ -55,19 +58,38 @@ _PATIENCE = 600.0
 def on_host(
     policy: Policy, suite: Suite, tasks: tuple[str, ...], config: RlConfig, directory: Path
 ) -> Iterator["OnHost"]:
-    """Opens the slots, which close with the block; writes timeline.json to the directory."""
+    """Opens the slots, which close with the block; writes timeline.json to the directory. Tasks
+    that cannot share slots have equally many each.
+
+    Raises:
+      ValueError: policy, suite and config do not fit together.
+    """
+    groups, size = suite.groups(tasks), suite.edge(policy.model.config.edge)
     count = suite.count(config.rollout.slots, most_episodes(config))
-    with (
-        closing(suite.open(tasks, count, suite.edge(policy.model.config.edge))) as slots,
-        traced(OnHost(policy, suite, tasks, [slots], config), directory) as made,
-    ):
-        yield made
+    if count < len(groups):
+        raise ValueError(
+            f"{count} slots are too few for {len(groups)} tasks that cannot share slots "
+            f"(rollout.slots, and no more than (staleness + 1)·groups·group episodes at a time); "
+            f"give each at least one."
+        )
+    with ExitStack() as stack:
+        slots = [
+            stack.enter_context(closing(suite.open(together, share, size)))
+            for together, share in zip(groups, divided(count, len(groups)), strict=True)
+        ]
+        made = OnHost(policy, suite, tasks, slots, config)
+        yield stack.enter_context(traced(made, directory))
 
 
 def most_episodes(config: RlConfig) -> int:
     """Largest number of concurrent episodes on a host."""
     groups = -(-config.rollout.groups // host_count())
     return (config.rollout.staleness + 1) * groups * config.rollout.group
+
+
+def divided(count: int, parts: int) -> list[int]:
+    """Divides a number into parts that differ by at most 1."""
+    return [count // parts + (i < count % parts) for i in range(parts)]
 
 
 @contextmanager
@@ -94,12 +116,13 @@ class Worker(rollout.Actor, Protocol):
 class Elsewhere:
     """Other processes that take part. `workers` act (if there are none, devices of this process
     do). `stage` hands parameters to them, see `Weights`. `replaced` counts workers of all kinds
-    replaced so far. `spec` is that of the slots, without what identifies their process."""
+    replaced so far. `specs` are those of slots of different tasks, without what identifies their
+    process."""
 
     workers: Sequence[Worker]
     stage: Callable[[Any], Any]
     replaced: Callable[[], int]
-    spec: Spec
+    specs: Sequence[Spec]
 
 
 class OnHost:
@@ -107,7 +130,8 @@ class OnHost:
     of each step's tickets; metrics and `record` are of all hosts together.
 
     Raises:
-      ValueError: the devices, the micro-batches or the groups do not fit the hosts.
+      ValueError: the devices, the micro-batches or the groups do not fit the hosts, or the tasks
+        are not of one robot.
     """
 
     def __init__(
@@ -125,18 +149,29 @@ class OnHost:
         check_rows(config.learner.micro, mesh)
         self._mesh, self._share = mesh, _share(config, mesh)
         self._config, self._slots, self._elsewhere = config, slots, elsewhere
-        self.environment = describe([elsewhere.spec if elsewhere else slots[0].spec], suite)
+        self.environment = describe(
+            elsewhere.specs if elsewhere else [some.spec for some in slots], suite
+        )
         self._acting_on = acting
         self._values = advantage_of(config.objective).values
         self._learner = begin_learner(policy, config, mesh)
         self._trained = select(self._learner.optimizer, self._learner.state.params)[1]
         count = sum(some.count for some in slots)
         shared = policy.varied(sizes=batch_sizes(-(-count // (len(workers) or len(acting)))))
-        robot = RobotPolicy.in_suite(shared, slots[0].spec)
+        robot = _one_robot(shared, [some.spec for some in slots])
         self._actor = FlowActor(robot, config.flow)
         for worker in workers:
             worker.start(partial(FlowActor, _bare(robot), config.flow), self._actor)
-        self._starts = partial(draw_start, config.seed, tasks=tasks, seeds=training_seeds(suite))
+        rollout = config.rollout
+        self._tasks, self._follows_signal = tasks, rollout.curriculum == "signal"
+        self._curriculum = Curriculum(
+            config.seed,
+            tasks,
+            training_seeds(suite),
+            tickets=rollout.groups,
+            staleness=rollout.staleness,
+            signal=self._follows_signal,
+        )
         self._pack: Callable[..., PackedBatch] = policy.rows
         self._record: Any = None
         self.timeline = Timeline()
@@ -173,21 +208,28 @@ class OnHost:
             nonlocal summary, totals
             before, summary = summary, self.timeline.summary()
             try:
-                outcome, last = _outcome(found), totals
+                nothing, last = TaskOutcome(0, 0, 0, 0.0), totals
+                own_outcomes = [found.outcomes.get(task, nothing) for task in self._tasks]
                 sums = _Totals.of(found, there.replaced() if there else 0)
-                told: Any = total("rl step", [outcome, sums, asdict(found.counts)])
-                outcome, totals = TaskOutcome(*told[0]), _Totals(*told[1])
+                told: Any = total("rl step", [own_outcomes, sums, asdict(found.counts)])
+                each, totals = (TaskOutcome(*one) for one in told[0]), _Totals(*told[1])
+                outcomes = dict(zip(self._tasks, each, strict=True))
                 own = totals.since(last)
                 admission = {**found.state["admission"], "waited": totals.waited}
                 self._record = {"admission": admission, "counts": told[2]}
+                if self._follows_signal:
+                    self._curriculum.note(outcomes)
+                    self._record["curriculum"] = self._curriculum.state()
                 replaced = {"workers_replaced": own.workers_replaced} if there else {}
-                on_step(_metrics(found, outcome, summary.since(before), own) | replaced)
+                on_step(_metrics(found, outcomes, summary.since(before), own) | replaced)
             finally:
                 learner.whole.set()
 
         try:
             run_host(
-                HostSystem(self._slots, inference, learner, weights, self._starts, self._batches),
+                HostSystem(
+                    self._slots, inference, learner, weights, self._curriculum.start, self._batches
+                ),
                 HostConfig(self._config.rollout, until, self._values, share=self._share),
                 resume=_of_this_host(self._record),
                 on_step=learnt,
@@ -207,6 +249,8 @@ class OnHost:
     def restore(self, state: dict[str, Any], record: Any) -> None:
         self._learner.resume(restored(state))
         check_state(record, self._learner.version)
+        if self._follows_signal:
+            self._curriculum.restore(entry(record, "curriculum"), self._learner.version)
         self._record = record
 
     def _batches(self, tickets: Any) -> Iterator[MicroBatch]:
@@ -286,6 +330,19 @@ def _share(config: RlConfig, mesh: Mesh) -> Share:
     return share
 
 
+def _one_robot(policy: Policy, specs: Sequence[Spec]) -> RobotPolicy:
+    """The policy in slots of different tasks, which must be of one robot."""
+    robots = [RobotPolicy.in_suite(policy, spec) for spec in specs]
+    for spec in specs[1:]:
+        for name in ("cameras", "picture", "state_names", "action_names", "fps"):
+            if (one := getattr(specs[0], name)) != (other := getattr(spec, name)):
+                raise ValueError(
+                    f"Tasks that are learnt together must be of one robot, but {name} is {one} in "
+                    f"{specs[0].name} and {other} in {spec.name}; learn them in separate runs."
+                )
+    return robots[0]
+
+
 def _of_this_host(record: Any) -> Any:
     """A run's record as this host continues it: the first has what all hosts had counted."""
     if record is None or host_index() == 0:
@@ -313,6 +370,7 @@ class _Totals(NamedTuple):
     items: float = 0
     rows: float = 0
     reruns: float = 0
+    redrawn: float = 0
     waited: float = 0.0
     workers_replaced: float = 0
 
@@ -322,6 +380,7 @@ class _Totals(NamedTuple):
             sum(x.items for x in found.batches),
             sum(x.rows for x in found.batches),
             found.counts.reruns,
+            found.counts.redrawn,
             found.waited,
             workers_replaced,
         )
@@ -331,28 +390,27 @@ class _Totals(NamedTuple):
         """Sums that a run continues from, given a `StepResult.state` or None."""
         if state is None:
             return cls()
-        return cls(reruns=state["counts"]["reruns"], waited=state["admission"]["waited"])
+        counts = Counts(**state["counts"])
+        return cls(
+            reruns=counts.reruns, redrawn=counts.redrawn, waited=state["admission"]["waited"]
+        )
 
     def since(self, before: "_Totals") -> "_Totals":
         return _Totals(*(now - then for now, then in zip(self, before, strict=True)))
 
 
-def _outcome(found: StepResult) -> TaskOutcome:
-    returns = found.returns * found.episodes
-    return TaskOutcome(found.episodes, found.successes, found.acted, returns)
-
-
 def _metrics(
-    found: StepResult, outcome: TaskOutcome, spent: Summary, own: _Totals
+    found: StepResult, outcomes: Mapping[str, TaskOutcome], spent: Summary, own: _Totals
 ) -> dict[str, float]:
     learner = spent.kinds().get("learner")
     idle = learner.idle if learner else {}
     return {
-        **step_metrics(found.metrics, {"": outcome}, found.seconds),
+        **step_metrics(found.metrics, outcomes, found.seconds),
         **({"batch_fill": own.items / own.rows} if own.rows else {}),
         "publish_seconds": found.latency,
         "slots_held_back_seconds": own.waited,
         "reruns": own.reruns,
+        "redrawn": own.redrawn,
         "learner_busy": learner.utilisation if learner else 0.0,
         **{f"idle/{cause}": seconds for cause, seconds in idle.items()},
     }

@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable, Collection, Hashable
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from sim.protocol import Start
 
 Share = tuple[int, int]
@@ -27,12 +25,6 @@ class GroupMember(NamedTuple):
     start: Start
 
 
-def draw_start(seed: int, ticket: int, tasks: tuple[str, ...], seeds: range) -> Start:
-    """Draws a ticket's start: a task and one of `seeds`, which must not be those of evaluation."""
-    rng = np.random.default_rng((seed, ticket))
-    return Start(tasks[rng.integers(len(tasks))], seeds[rng.integers(len(seeds))])
-
-
 def numbers_of(step: int, tickets: int, share: Share = ALL) -> list[int]:
     """Numbers of the tickets of a learner's step that a host acts, in order."""
     index, count = share
@@ -41,18 +33,21 @@ def numbers_of(step: int, tickets: int, share: Share = ALL) -> list[int]:
 
 
 class StalenessControl:
-    """Hands out episodes in the order of their tickets, each once; callable from any thread.
+    """Hands out episodes in the order of their tickets, each once; callable from any thread. A
+    ticket that is drawn again comes first, as its step waits for it.
 
     Ticket i may begin once the policy has had ⌊i / tickets⌋ - staleness updates, and ends before
     its step's update, so no more than (staleness + 1)·tickets are ever under way.
 
     Args:
-      starts: ticket -> its start, which depends only on the ticket's number.
+      starts: (ticket, attempt) -> the start of its group; attempts after the first are those of
+        `redraw`. The same for the same numbers.
       tickets: number of tickets in a learner's step.
       group: number of episodes in a ticket.
       steps: number of steps of the whole run; no ticket of a later step is handed out.
       version: number of updates that the policy has had; the first tickets are those of that step.
       share: the tickets that are handed out.
+      redraws: tickets may be drawn again, so there may be more episodes until the last update.
       clock: returns seconds that never decrease.
 
     Attributes:
@@ -61,7 +56,7 @@ class StalenessControl:
 
     def __init__(
         self,
-        starts: Callable[[int], Start],
+        starts: Callable[[int, int], Start],
         *,
         tickets: int,
         group: int = 1,
@@ -70,6 +65,7 @@ class StalenessControl:
         version: int = 0,
         waited: float = 0.0,
         share: Share = ALL,
+        redraws: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if tickets < 1 or group < 1 or staleness < 0:
@@ -79,7 +75,7 @@ class StalenessControl:
             )
         self._starts, self._tickets, self._group = starts, tickets, group
         self._staleness, self._steps, self._clock = staleness, steps, clock
-        self._share = share
+        self._share, self._redraws = share, redraws
         self._changed = threading.Lock()  # guards all that follows
         self.version = version
         self._admitted = version
@@ -119,6 +115,11 @@ class StalenessControl:
                 raise ValueError(f"Version {version} is not newer than version {self.version}.")
             self.version = version
 
+    def redraw(self, ticket: int, attempt: int) -> None:
+        """Lets the episodes of a ticket begin again, from the start of this attempt."""
+        with self._changed:
+            self._open = self._group_of(ticket, attempt) + self._open
+
     def oldest(self, ticket: int) -> int:
         """Version of the oldest policy that may act in a ticket."""
         return max(ticket // self._tickets - self._staleness, 0)
@@ -148,12 +149,15 @@ class StalenessControl:
 
     @property
     def _ended(self) -> bool:
-        return self.version + self._staleness + 1 >= self._steps
+        return self.version + (0 if self._redraws else self._staleness + 1) >= self._steps
 
     def _admit(self) -> None:
         steps = min(self.version + self._staleness + 1, self._steps)
         for step in range(self._admitted, steps):
             for number in numbers_of(step, self._tickets, self._share):
-                start = self._starts(number)
-                self._open += [GroupMember(number, i, start) for i in range(self._group)]
+                self._open += self._group_of(number, 0)
         self._admitted = max(self._admitted, steps)
+
+    def _group_of(self, ticket: int, attempt: int) -> list[GroupMember]:
+        start = self._starts(ticket, attempt)
+        return [GroupMember(ticket, i, start) for i in range(self._group)]

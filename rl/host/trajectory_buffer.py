@@ -6,7 +6,7 @@ episode is accounted for.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
 from rl.host.staleness import ALL, GroupMember, Share, numbers_of
@@ -16,7 +16,7 @@ from rl.records import Ticket, Trajectory
 @dataclass
 class Counts:
     """Counts of episodes so far. Each episode that began has finished, was dropped or is still
-    acting; each that finished was learnt from or is held for its step."""
+    acting; each that finished was learnt from, was redrawn or is held for its step."""
 
     begun: int = 0
     finished: int = 0
@@ -25,6 +25,8 @@ class Counts:
     """Given up when a run stopped, finished or not; they restart when it resumes."""
     reruns: int = 0
     """Restarts of episodes because their simulator failed."""
+    redrawn: int = 0
+    """Not learnt from, as all of their group succeeded or all failed; another group followed."""
 
 
 class TrajectoryBuffer:
@@ -38,18 +40,29 @@ class TrajectoryBuffer:
       counts: those of the run that this one continues. Episodes that it had begun and not learnt
         from are dropped.
       share: the tickets that come to this host.
+      redraws: how often a ticket is drawn again, at most, while its group has no signal.
+      redraw: called with a ticket and the number of this draw, 1 the first.
     """
 
     def __init__(
-        self, tickets: int, group: int = 1, counts: Counts | None = None, share: Share = ALL
+        self,
+        tickets: int,
+        group: int = 1,
+        counts: Counts | None = None,
+        share: Share = ALL,
+        *,
+        redraws: int = 0,
+        redraw: Callable[[int, int], None] = lambda ticket, attempt: None,
     ) -> None:
         self._tickets, self._group, self._share = tickets, group, share
+        self._redraws, self._redraw = redraws, redraw
         self._changed = threading.Condition()  # guards all that follows
         self._counts = Counts(**asdict(counts)) if counts else Counts()
-        self._counts.finished = self._counts.learnt
-        self._counts.dropped = self._counts.begun - self._counts.learnt
+        self._counts.finished = self._counts.learnt + self._counts.redrawn
+        self._counts.dropped = self._counts.begun - self._counts.finished
         self._acting: set[tuple[int, int]] = set()
         self._held: dict[int, dict[int, Trajectory]] = {}
+        self._attempts: dict[int, int] = {}
         self._learnt: set[int] = set()
         self._past = 0
         self._error: BaseException | None = None
@@ -91,7 +104,10 @@ class TrajectoryBuffer:
             self._acting.remove(place[:2])
             self._held.setdefault(place.ticket, {})[place.member] = trajectory
             self._counts.finished += 1
+            attempt = self._again(place.ticket)
             self._changed.notify_all()
+        if attempt:
+            self._redraw(place.ticket, attempt)
 
     def step(self, number: int) -> Iterator[Ticket]:
         """Yields the tickets of a learner's step, each once, as they complete; the caller learns
@@ -130,11 +146,13 @@ class TrajectoryBuffer:
             counts, acting = self._counts, len(self._acting)
             held = sum(map(len, self._held.values()))
             lost = counts.begun != counts.finished + counts.dropped + acting
-            if lost or counts.finished != counts.learnt + held or (at_rest and acting):
+            known = counts.learnt + counts.redrawn + held
+            if lost or counts.finished != known or (at_rest and acting):
                 raise RuntimeError(
                     f"Episodes were lost or counted twice: of {counts.begun} begun, "
                     f"{counts.finished} finished, {counts.dropped} were dropped and {acting} are "
-                    f"still running; {counts.learnt} were learnt from, and {held} are waiting."
+                    f"still running; {counts.learnt} were learnt from, {counts.redrawn} redrawn, "
+                    f"and {held} are waiting."
                 )
 
     def counts(self) -> Counts:
@@ -163,7 +181,19 @@ class TrajectoryBuffer:
             members = self._held.pop(number)
             self._learnt.add(number)
             self._counts.learnt += len(members)
-            return Ticket(number, tuple(members[i] for i in range(self._group)))
+            ordered = tuple(members[i] for i in range(self._group))
+            return Ticket(number, ordered, self._attempts.pop(number, 0))
+
+    def _again(self, number: int) -> int:
+        """Gives a ticket up that is to be drawn again; returns the number of that draw, or 0."""
+        members, attempt = self._held[number], self._attempts.get(number, 0) + 1
+        if attempt > self._redraws or len(members) < self._group:
+            return 0
+        if Ticket(number, tuple(members.values())).signal:
+            return 0
+        self._counts.redrawn += len(self._held.pop(number))
+        self._attempts[number] = attempt
+        return attempt
 
     def _known(self, place: GroupMember) -> bool:
         held = self._held.get(place.ticket, {})

@@ -11,7 +11,7 @@ import jax
 from models import Policy
 from parallel.hosts.distributed import host_count
 from rl.config import RlConfig
-from rl.host.placement import Elsewhere, OnHost, most_episodes, traced
+from rl.host.placement import Elsewhere, OnHost, divided, most_episodes, traced
 from rl.remote.actor import RemoteActor, store
 from rl.remote.cluster import cluster
 from rl.remote.slots import RemoteSlots
@@ -30,8 +30,8 @@ def on_cluster(
     """Starts the workers, which end with the block; writes timeline.json to the directory.
 
     Raises:
-      ValueError: there is no Ray, or no room for the workers, or they do not start; or the job has
-        several processes.
+      ValueError: there is no Ray, or no room for the workers, or they do not start; the job has
+        several processes; or slots or simulators are fewer than tasks that cannot share slots.
     """
     if host_count() > 1:
         raise ValueError(
@@ -40,7 +40,7 @@ def on_cluster(
             f"'host'."
         )
     spread = config.disaggregated
-    counts = shares(suite, config)
+    shared = shares(suite, tasks, config)
     gpus = spread.inference_gpus
     if gpus is None:
         gpus = float(jax.default_backend() == "gpu")
@@ -58,12 +58,12 @@ def on_cluster(
         slots = [
             RemoteSlots(
                 f"simulator {i}",
-                partial(suite.open, tasks, count, suite.edge(policy.model.config.edge)),
+                partial(suite.open, together, count, suite.edge(policy.model.config.edge)),
                 cpus=spread.simulator_cpus,
                 gpus=spread.simulator_gpus,
                 patience=spread.patience,
             )
-            for i, count in enumerate(counts)
+            for i, (together, count) in enumerate(shared)
         ]
         for worker in workers:
             stack.enter_context(closing(worker))
@@ -75,21 +75,30 @@ def on_cluster(
         def replaced() -> int:
             return sum(x.restarts for x in slots) + sum(x.restarts for x in workers)
 
-        elsewhere = Elsewhere(workers, store, replaced, slots[0].reported_spec)
+        specs = [some.reported_spec for some in slots[: len(suite.groups(tasks))]]
+        elsewhere = Elsewhere(workers, store, replaced, specs)
         made = OnHost(policy, suite, tasks, slots, config, elsewhere)
         for worker in workers:
             worker.ready()
         yield stack.enter_context(traced(made, directory))
 
 
-def shares(suite: Suite, config: RlConfig) -> list[int]:
-    """Number of slots of each simulator. The simulators share the number that was asked for, or
-    else the suite's own; if there is neither, one slot per simulator CPU.
+def shares(
+    suite: Suite, tasks: tuple[str, ...], config: RlConfig
+) -> list[tuple[tuple[str, ...], int]]:
+    """Tasks and number of slots of each simulator. The simulators share the number that was asked
+    for, or else the suite's own; if there is neither, one slot per simulator CPU. Tasks that cannot
+    share slots have simulators of their own, in turn.
 
     Raises:
       ValueError: some would have none.
     """
-    simulators = config.disaggregated.simulators
+    groups, simulators = suite.groups(tasks), config.disaggregated.simulators
+    if simulators < len(groups):
+        raise ValueError(
+            f"disaggregated.simulators is {simulators}, but {len(groups)} tasks cannot share "
+            f"slots; give each a simulator."
+        )
     cores = simulators * max(int(config.disaggregated.simulator_cpus), 1)
     asked = config.rollout.slots or suite.slots or cores
     count = suite.count(asked, most_episodes(config))
@@ -99,4 +108,5 @@ def shares(suite: Suite, config: RlConfig) -> list[int]:
             f"(rollout.slots, and no more than (staleness + 1)·tickets·group episodes at a time); "
             f"take fewer simulators."
         )
-    return [count // simulators + (i < count % simulators) for i in range(simulators)]
+    counts = divided(count, simulators)
+    return [(groups[i % len(groups)], counts[i]) for i in range(simulators)]

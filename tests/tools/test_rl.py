@@ -9,6 +9,7 @@ import threading
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from typing import ClassVar
 
 import jax
 import numpy as np
@@ -34,7 +35,8 @@ from rl.config import (
 from rl.host.experience import micro_batches
 from rl.host.placement import OnHost
 from rl.host.rollout import key_of
-from rl.host.staleness import GroupMember, draw_start
+from rl.host.staleness import GroupMember
+from rl.host.starts import draw_start
 from rl.population.population import PopulationConfig, write_generations
 from rl.records import Decision, Ticket, Trajectory
 from tests.helpers.rl.points import HOST, POINTS, Eager, Noted, open_slots, save_policy
@@ -158,6 +160,60 @@ def test_a_run_is_mirrored_keeps_what_succeeded_most_and_says_where_its_time_wen
     assert [row["step"] for row in rows(out)] == list(range(5))
 
 
+class Apart(Noted):
+    """Slots of one of several tasks, whose episodes differ in length; notes who began which."""
+
+    tasks: ClassVar[dict[str, set[str]]] = {}
+
+    def __init__(self, tasks, count, size):
+        world = Eager()
+        (world.name,) = tasks
+        world.max_steps = 12 if world.name == "near" else 15
+        super().__init__(world, count)
+
+    def begin(self, slot, start):
+        self.tasks.setdefault(threading.current_thread().name, set()).add(start.task)
+        super().begin(slot, start)
+
+
+APART = replace(POINTS, tasks=("near", "far", "new"), open=Apart)
+
+
+@pytest.mark.slow
+def test_tasks_that_cannot_share_slots_are_learnt_in_one_run_beside_one_held_out(
+    checkpoint, tmp_path, monkeypatch
+):
+    for module in ("tools.recipes.rl", "tools.recipes.closed_loop"):
+        monkeypatch.setattr(f"{module}.load_suite", lambda name: APART)
+    rollout = {"groups": 4, "slots": 3, "curriculum": "signal", "redraws": 1}
+    config = changed_by(HOST, {"rollout": rollout, "held_out_tasks": ("new",)})
+    assert rl.run(rl.RlPaths(checkpoint, tmp_path), replace(config, learner_steps=2), QUIET)
+    counted = own.read_json(tmp_path, "position")["curriculum"]
+    assert counted["tasks"] == ["near", "far"]
+    assert len(counted["counts"]) == 2
+    assert rl.run(rl.RlPaths(checkpoint, tmp_path, resume=True), config, QUIET).finished
+    assert len(own.read_json(tmp_path, "position")["curriculum"]["counts"]) == 2
+    assert Apart.tasks["slots 0"] == {"near"}
+    assert Apart.tasks["slots 1"] == {"far"}
+    assert Apart.tasks["closed loop"] == {"near", "far", "new"}
+    found = rows(tmp_path)
+    assert [row["step"] for row in found] == [0, 1, 2]
+    for row in found:
+        assert row["groups"] == row["groups/near"] + row["groups/far"] == 4 + row["redrawn"] / 2
+        assert min(row["groups/near"], row["groups/far"]) >= 1
+        assert row["episodes"] == 8
+        assert {"success/near", "success/far", "signal/near", "signal/far"} <= set(row)
+    assert found[-1]["redrawn"] > 0, "a random policy often fails twice"
+    for line in read_closed_loop(tmp_path):
+        assert list(line["by_task"]) == ["near", "far", "new"]
+        assert (line["success"]["trials"], line["held_out"]["trials"]) == (4, 2)
+        assert line["held_out"]["tasks"] == ["new"]
+        assert line["held_out"]["successes"] == line["by_task"]["new"]["successes"]
+    assert "new, held out" in (tmp_path / "curves.svg").read_text()
+    environment = own.read_json(tmp_path, "config")["environment"]
+    assert {environment[task]["max_steps"] for task in ("near", "far")} == {12, 15}
+
+
 @pytest.mark.slow
 def test_without_staleness_one_slot_learns_what_a_synchronous_learner_does(finished, checkpoint):
     """Bit for bit: whole episodes one after the other, then one update of all of them."""
@@ -167,7 +223,7 @@ def test_without_staleness_one_slot_learns_what_a_synchronous_learner_does(finis
     for step in range(HOST.learner_steps):
         tickets = []
         for number in range(2 * step, 2 * step + 2):
-            start = draw_start(HOST.seed, number, ("points",), range(500))
+            start = draw_start(HOST.seed, number, "points", range(500))
             places = [GroupMember(number, member, start) for member in range(2)]
             episodes = tuple(acted(slots, at._actor, learner, place) for place in places)
             tickets.append(Ticket(number, episodes))
@@ -206,7 +262,7 @@ def test_an_interrupted_run_saves_its_last_whole_step_and_goes_on_to_the_same(
 ):
     """SIGTERM while the last step's first episode begins; the step before is traced."""
     noticed, told, begin = threading.Event(), StopSignals.should_stop, Noted.begin
-    third = draw_start(HOST.seed, 4, ("points",), range(500))
+    third = draw_start(HOST.seed, 4, "points", range(500))
 
     def notice(self):
         if found := told(self):
@@ -430,6 +486,48 @@ def test_a_population_is_refused_where_its_members_cannot_share_simulators(check
     assert not (tmp_path / "out").exists()
 
 
+def test_a_population_of_tasks_that_cannot_share_slots_or_are_held_out_is_refused(
+    checkpoint, tmp_path, monkeypatch
+):
+    beside = replace(HOST, held_out_tasks=("new",))
+    with pytest.raises(ValueError, match="held_out_tasks are evaluated beside one run"):
+        rl.run(rl.RlPaths(checkpoint, tmp_path / "out"), beside, QUIET, PopulationConfig(2))
+    monkeypatch.setattr("tools.recipes.rl.load_suite", lambda name: APART)
+    with pytest.raises(ValueError, match=r"a population can learn only one .*--rollout.tasks near"):
+        rl.run(rl.RlPaths(checkpoint, tmp_path / "out"), HOST, QUIET, PopulationConfig(2))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"rollout": {"slots": 2}}, "2 slots are too few for 3 tasks that cannot share slots"),
+        ({"placement": "disaggregated"}, "simulators is 2, but 3 tasks cannot share slots; give"),
+        (
+            {"rollout": {"tasks": ("near", "new")}, "held_out_tasks": ("new",)},
+            r"Task \['new'\] is in rollout.tasks and in held_out_tasks; choose one",
+        ),
+        ({"held_out_tasks": APART.tasks}, "held_out_tasks names all tasks of suite 'points'"),
+        ({"held_out_tasks": ("old",)}, r"Suite 'points' has no task \['old'\]"),
+    ],
+)
+def test_tasks_that_no_run_can_learn_together_are_refused_before_anything_is_written(
+    changed, why, checkpoint, tmp_path, monkeypatch
+):
+    for module in ("tools.recipes.rl", "tools.recipes.closed_loop"):
+        monkeypatch.setattr(f"{module}.load_suite", lambda name: APART)
+    with pytest.raises(ValueError, match=why):
+        rl.run(rl.RlPaths(checkpoint, tmp_path / "out"), changed_by(HOST, changed), QUIET)
+    assert not (tmp_path / "out").exists()
+
+
+def test_tasks_of_different_robots_are_not_learnt_together(checkpoint):
+    slots = [Apart((task,), 1, 32) for task in ("near", "far")]
+    slots[1].spec = replace(slots[1].spec, fps=5)
+    with pytest.raises(ValueError, match="must be of one robot, but fps is 8 in near and 5 in far"):
+        OnHost(load_policy(checkpoint), APART, ("near", "far"), slots, HOST)
+
+
 @pytest.mark.slow
 def test_a_population_goes_on_as_one_of_the_same_size(evolved, checkpoint):
     paths = rl.RlPaths(checkpoint, evolved[0], resume=True)
@@ -514,6 +612,12 @@ def test_presets_are_whole_and_taken_by_name_with_changes(name, tmp_path):
         ),
         ({"objective": {"gae_lambda": 1.5}}, "and gae_lambda 1.5; expected"),
         ({"seed": -1}, "seed is -1; it must be at least 0"),
+        ({"rollout": {"redraws": -1}}, "rollout.redraws is -1; it must be at least 0"),
+        (
+            {"rollout": {"curriculum": "signal", "group": 1}},
+            "rollout.curriculum is 'signal' .* but rollout.group is 1",
+        ),
+        ({"rollout": {"redraws": 2, "group": 1}}, "redraws is 2, but rollout.group is 1"),
         (
             {"rollout": {"deadline": math.inf}},
             "rollout.deadline is inf; it must be a finite number",

@@ -29,6 +29,7 @@ from parallel.runs.log_failure import naming
 from parallel.step import TrainState
 from sim.protocol import Slots, Start
 from sim.results import Evaluation, joined
+from sim.statistics import Rate
 from sim.suite import Suite
 from sim.suites import load_suite
 from tools.recipes.conditions import Condition, in_batches
@@ -47,6 +48,7 @@ class ClosedLoop(AbstractContextManager["ClosedLoop"]):
 
     Args:
       policy: the model with its processor; its parameters are not used.
+      beside: those of the tasks whose success is recorded beside that of the others.
 
     Attributes:
       scores: by step, what it lacked of success, for a `Retention`; on the first host.
@@ -57,9 +59,14 @@ class ClosedLoop(AbstractContextManager["ClosedLoop"]):
     """
 
     def __init__(
-        self, config: ClosedLoopConfig, policy: Policy, directory: Path, console: Console
+        self,
+        config: ClosedLoopConfig,
+        policy: Policy,
+        directory: Path,
+        console: Console,
+        beside: Sequence[str] = (),
     ) -> None:
-        self._config = config
+        self._config, self._beside = config, tuple(beside)
         self._directory, self._console = directory, console
         self.scores: dict[int, float] = {}
         self.pending: set[int] = set()
@@ -144,10 +151,11 @@ class ClosedLoop(AbstractContextManager["ClosedLoop"]):
             while waiting := self._take():
                 start = time.perf_counter()
                 step, found = waiting[0], self._evaluate(waiting[1])
-                note(self._directory, step, time.perf_counter() - start, found)
-                self.scores[step] = 1 - found.success.value
+                seconds = time.perf_counter() - start
+                success = note(self._directory, step, seconds, found, self._beside)
+                self.scores[step] = 1 - success.value
                 self.pending.discard(step)
-                self._console.print(f"After step {step}, '{self._suite.name}': {found.success}")
+                self._console.print(f"After step {step}, '{self._suite.name}': {success}")
         except _Abandoned:
             pass
         except BaseException as error:  # raised by `evaluate` or the block's end
@@ -207,20 +215,28 @@ def acted(
     return acting.evaluate(slots, starts, replan_steps, clips=0, progress=on_progress)
 
 
-def note(directory: Path, step: int, seconds: float, found: Evaluation) -> None:
-    """Adds an evaluation after `step` updates to a run's closed_loop.jsonl."""
+def note(
+    directory: Path, step: int, seconds: float, found: Evaluation, beside: Sequence[str] = ()
+) -> Rate:
+    """Adds an evaluation after `step` updates to a run's closed_loop.jsonl; returns its success, of
+    all tasks but those `beside`, which the line has as "held_out"."""
+    success = Rate.of(e.success for e in found.episodes if e.task not in beside)
     line = {
         "step": step,
         "seconds": round(seconds, 1),
-        "success": found.success.to_json(),
+        "success": success.to_json(),
         "by_task": {task: part.success.to_json() for task, part in found.by_task.items()},
     }
+    if beside:
+        held_out = Rate.of(e.success for e in found.episodes if e.task in beside)
+        line["held_out"] = held_out.to_json() | {"tasks": list(beside)}
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / FILE_NAME
     with naming(path), path.open("a") as file:
         file.write(json.dumps(line) + "\n")
         file.flush()
         os.fsync(file.fileno())
+    return success
 
 
 def read_closed_loop(directory: Path) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ from parallel.runs.retention import Retention
 from parallel.runs.run_folder import CONFIG_NAME, Run, RunFolder, read_config
 from parallel.shell import Resume, opened
 from parallel.trackers.trackers import check_trackers
-from rl.checks import check_named, check_policy, one_group
+from rl.checks import check_named, check_policy, learnt_tasks, one_group
 from rl.config import RlConfig
 from rl.environment import FIELD
 from rl.placements import place
@@ -144,10 +144,16 @@ def _run(
                 "placement is 'disaggregated', but a population's members share simulators in "
                 "this process; choose 'host' or 'colocated'."
             )
+        if config.held_out_tasks:
+            raise ValueError(
+                "held_out_tasks are evaluated beside one run, but a population evaluates what its "
+                "members learn; leave them out, and evaluate the best member with tools.evaluate."
+            )
     else:
         check_judged(config.keep_best, 0, config.eval_every, config.save_every, prefix="")
     suite = load_suite(config.rollout.suite)
-    tasks = one_group(suite, config.rollout.tasks)
+    tasks = learnt_tasks(suite, config.rollout.tasks, config.held_out_tasks)
+    tasks = one_group(suite, tasks) if together else tasks
     suite.judged(config.eval_episodes)
     policy = load(paths.checkpoint, paths.options, solver="euler", family=paths.family)
     check_policy(policy, config)
@@ -192,12 +198,12 @@ def _run(
         return evolved
     acting = ClosedLoopConfig(
         suite=config.rollout.suite,
-        tasks=tasks,
+        tasks=(*tasks, *config.held_out_tasks),
         episodes=config.eval_episodes,
         slots=config.rollout.slots,
         replan_steps=config.rollout.replan_steps,
     )
-    with ClosedLoop(acting, policy, paths.out, console) as loop:
+    with ClosedLoop(acting, policy, paths.out, console, config.held_out_tasks) as loop:
         judged = (loop.scores, loop.pending) if config.keep_best else ({}, ())
         keep = Retention(config.keep, config.keep_every, *judged)
         improved = improve(

@@ -16,6 +16,8 @@ from parallel.monitor.metrics import read_metrics
 from rl.population.population import Generation, read_generations
 from tools.recipes.closed_loop import read_closed_loop
 
+_NAMED = 6
+"""Largest number of tasks in a legend."""
 LAG, IDLE = "lag/", "idle/"
 """Prefixes of metrics of one lag (decisions of this age) and one cause of waiting (seconds)."""
 
@@ -114,7 +116,25 @@ def _success(axes: Axes, evaluations: Sequence[Mapping[str, Any]], rows: Rows) -
         low, high = ([line["success"][end] for line in evaluations] for end in ("low", "high"))
         axes.plot(steps, rates, "o-", color="C1", label="held-out starts, 95 % interval")
         axes.fill_between(steps, low, high, color="C1", alpha=0.2)
+        _tasks(axes, evaluations)
     _finish(axes, title="Success", xlabel="learner's steps", ylim=(-0.02, 1.02))
+
+
+def _tasks(axes: Axes, evaluations: Sequence[Mapping[str, Any]]) -> None:
+    """Draws a line for each of several tasks, dashed if held out; the first few are named."""
+    tasks = list(dict.fromkeys(task for line in evaluations for task in line["by_task"]))
+    beside = {task for line in evaluations for task in line.get("held_out", {}).get("tasks", ())}
+    for k, task in enumerate(tasks if len(tasks) > 1 else []):
+        seen = [line for line in evaluations if task in line["by_task"]]
+        points = [(line["step"], line["by_task"][task]["rate"]) for line in seen]
+        named = f"{task}, held out" if task in beside else task
+        axes.plot(
+            *zip(*points, strict=True),
+            linestyle="--" if task in beside else "-",
+            color=f"C{2 + k % 8}",
+            linewidth=0.8,
+            label=named if k < _NAMED else None,
+        )
 
 
 def _learner(axes: Axes, rows: Rows) -> None:

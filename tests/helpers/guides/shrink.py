@@ -19,7 +19,8 @@ _RULES = (
     (r"(?<!plan )--preset (?!tabletop-ppo|\w+-grpo)([\w-]+)(?=\s|$)", _preset),
     (r"(pi05_libero .*)suite \S+", rf"\1suite {STAGE}:LIBERO"),
     (r"suite (?!/|\S*line(_suite)?\.py)\S+", f"suite {STAGE}:SUITE"),
-    (r"(?<![a-z])tasks( (?!--)\S+)*", "tasks point"),
+    (r"(?<![a-z])(?<!out-)tasks( (?!--)\S+)*", "tasks point"),
+    (r"held-out-tasks \S+", "held-out-tasks other"),
     (r"--image-size \d+", "--image-size 16"),
     (r"--(draw-every|seed|requests) \d+", r"--\1 2"),
     (r"--takeover 40", "--takeover 4"),
@@ -48,7 +49,9 @@ _TRAIN = (
     "--optimizer.warmup-steps 1 --trainer.eval-every"
 )
 _RL = f"--eval-every 1 --eval-episodes 2 --save-every 1 --rollout.suite {STAGE}:SUITE"
-_GROUPS = "--rollout.tasks point --rollout.slots 2 --rollout.groups 2 --rollout.group 2"
+_APART = _RL.replace("SUITE", "APART")
+_FEW = "--rollout.slots 2 --rollout.groups 2 --rollout.group 2"
+_GROUPS = f"--rollout.tasks point {_FEW}"
 SMALLER = {
     "train": f"{_TRAIN} 0 --rows.number 2 --rows.samples 1",
     "train --mesh.fsdp": f"{_TRAIN} 0 --rows.number 8 --rows.samples 1",
@@ -60,6 +63,7 @@ SMALLER = {
     "evaluate": "--episodes 1 --slots 1",
     "evaluate --data": "--observations 4 --shown 1",
     "rl": f"--learner-steps 1 {_RL} {_GROUPS}",
+    "rl --held-out-tasks": f"--learner-steps 1 {_APART} {_FEW} --rollout.tasks point apart",
     "rl --profile": f"--learner-steps 2 {_RL} {_GROUPS}",
     "rl tabletop-ppo": f"--learner-steps 1 {_RL} --colocated.envs 4 --colocated.unroll 2 "
     "--learner.warmup 0 --learner.micro 8",

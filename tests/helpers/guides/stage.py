@@ -100,6 +100,14 @@ SUITE = replace(
     cheaper=lambda every, smooth: SUITE,
 )
 
+
+def _open_one(tasks: tuple[str, ...], count: int, size: int) -> DeviceSlots:
+    env = Stage(size)
+    (env.name,) = tasks
+    return DeviceSlots(env, count, _expert)
+
+
+APART = replace(STAGE, tasks=("point", "apart", "other"), open=_open_one, together=False)
 LIBERO = replace(
     STAGE,
     open=lambda tasks, count, size: DeviceSlots(Libero(size), count, None),

@@ -167,7 +167,7 @@ SIMULATOR = Path(fragile.__file__)
 
 def begin_anywhere(task):
     """The first two tickets misbehave, the others do not."""
-    return lambda ticket: Start(task if ticket < 2 else "calm", ticket)
+    return lambda ticket, attempt: Start(task if ticket < 2 else "calm", ticket)
 
 
 @pytest.mark.parametrize("task", ["crash", "hang", "garbage"])

@@ -12,6 +12,7 @@ from rl.host import loop as host
 from rl.host.loop import HostConfig, HostSystem, Inference, check_state, run_host
 from rl.host.rollout import key_of
 from rl.host.staleness import GroupMember
+from rl.host.trajectory_buffer import Counts
 from rl.host.weights import Weights
 from sim.environments.device_slots import DeviceSlots
 from sim.protocol import Start
@@ -74,6 +75,8 @@ def test_no_decision_is_older_than_the_bound_however_the_threads_are_scheduled(s
         staleness=int(rng.integers(0, 4)),
         deadline=float(rng.choice([0.0, 0.003])),
     )
+    if config.group > 1:
+        config = replace(config, redraws=int(rng.integers(0, 4)))
     slots = [Restless(int(rng.integers(1, 5)), seed + 100 * i) for i in range(rng.integers(1, 4))]
     options = {"each": bool(rng.random() < 0.7), "stream": bool(rng.random() < 0.7)}
     learner = Learner(pause=pauses(seed))
@@ -89,9 +92,9 @@ def test_no_decision_is_older_than_the_bound_however_the_threads_are_scheduled(s
         first = step * config.groups
         assert {t.number for t in tickets} == set(range(first, first + config.groups))
         assert options["stream"] or [t.number for t in tickets] == sorted(t.number for t in tickets)
-    counts = done[-1].counts
-    assert counts.begun == counts.finished == counts.learnt == 5 * config.groups * config.group
-    assert counts.dropped == 0
+    counts, learnt = done[-1].counts, 5 * config.groups * config.group
+    redrawn = config.group * sum(t.redrawn for step in learner.tickets for t in step)
+    assert counts == Counts(redrawn + learnt, redrawn + learnt, learnt, redrawn=redrawn)
     assert all(len(some.threads) <= 1 and not some.closed for some in slots)
 
 
@@ -214,7 +217,7 @@ def test_slots_of_several_suites_take_their_own_tasks_tickets():
         slots.begin = lambda slot, start: begin(slot, start._replace(task="points"))
         return slots
 
-    def mixed(ticket):
+    def mixed(ticket, attempt=0):
         return Start("others" if ticket % 4 == 0 else "points", ticket)
 
     learner, _ = run([Restless(2), other(1)], steps=3, starts=mixed)
@@ -222,9 +225,32 @@ def test_slots_of_several_suites_take_their_own_tasks_tickets():
     assert {t.number: t.trajectories[0].start for t in tickets} == {i: mixed(i) for i in range(9)}
 
 
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_group_without_signal_is_followed_by_one_from_another_start(staleness):
+    """In the same step; what had no signal is not learnt from, but counted."""
+    config = replace(CONFIG, staleness=staleness, redraws=2)
+    learner, done = run([Restless(3), Restless(2, 1)], config, steps=5, learner=Learner(rate=0))
+    whole, _ = run([Restless(2)], steps=5, learner=Learner(rate=0))
+    first = {t.number: t for step in whole.tickets for t in step}
+    redrawn = 0
+    for step, tickets in enumerate(learner.tickets[:-1]):
+        assert {t.number for t in tickets} == {3 * step + i for i in range(3)}
+        for ticket in tickets:
+            expected = [starts(ticket.number, attempt) for attempt in range(3)]
+            assert ticket.trajectories[0].start == expected[ticket.redrawn]
+            assert (ticket.redrawn == 0) == first[ticket.number].signal
+            assert ticket.signal or ticket.redrawn == 2
+            redrawn += ticket.redrawn
+        (outcome,) = done[step].outcomes.values()
+        assert outcome.groups == 3 + sum(t.redrawn for t in tickets)
+        assert outcome.signal == sum(t.signal for t in tickets)
+    assert redrawn > 0
+    assert done[-1].counts == Counts(30 + 2 * redrawn, 30 + 2 * redrawn, 30, redrawn=2 * redrawn)
+
+
 def test_a_task_that_no_slot_has_is_refused():
     with pytest.raises(ValueError, match=r"Ticket 0 starts in task 'storm'.*\['points'\]"):
-        run([Restless(2)], starts=lambda ticket: Start("storm", 0))
+        run([Restless(2)], starts=lambda ticket, attempt: Start("storm", 0))
 
 
 def test_a_run_that_goes_on_accounts_for_what_the_first_gave_up():
@@ -267,6 +293,7 @@ def test_a_run_that_goes_on_accounts_for_what_the_first_gave_up():
         *(({"counts": {"begun": x}}, "begun is ") for x in ("2", -1, 2.0, 10**30, None)),
         ({"counts": {"learnt": 9}}, "counts is .* do not add up"),
         ({"counts": {"dropped": 9}}, "counts is .* do not add up"),
+        ({"counts": {"redrawn": 1}}, "counts is .* do not add up"),
         ({"counts": 7}, "begun is missing from 7"),
     ],
 )
@@ -274,6 +301,7 @@ def test_a_state_that_no_run_left_is_refused_by_its_field(found, name):
     counts = {"begun": 8, "finished": 6, "learnt": 6, "dropped": 1, "reruns": 0}
     sound = {"admission": {"version": 2, "waited": 0.5}, "counts": counts}
     check_state(sound, 2)
+    check_state(sound | {"counts": counts | {"redrawn": 0}}, 2)
     if found and isinstance(found.get("counts", {}), dict) and name != "counts is missing":
         found = {k: sound[k] | found.get(k, {}) for k in sound}
     elif found and "counts" in found:

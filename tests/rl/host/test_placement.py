@@ -20,6 +20,7 @@ from rl.host.loop import StepResult
 from rl.host.placement import OnHost, split_devices
 from rl.host.timeline import Timeline
 from rl.host.trajectory_buffer import Counts
+from rl.records import TaskOutcome
 from tests.helpers.rl.gaussian import OPTIMIZER
 from tests.helpers.rl.hosted import CONFIG
 from tests.helpers.rl.points import HOST, POINTS, open_slots, save_policy
@@ -71,7 +72,9 @@ def hosted(learner):
         "_share": (0, 1),
         "_trained": select(OPTIMIZER, learner.state.params)[1],
         "_values": False,
-        "_starts": starts,
+        "_curriculum": SimpleNamespace(start=starts),
+        "_tasks": ("points",),
+        "_follows_signal": False,
         "_batches": lambda tickets: (one for _ in tickets),
         "_record": None,
         "timeline": Timeline(),
@@ -98,10 +101,7 @@ def after(step, rows, items, reruns, waited):
         step,
         metrics={"decisions": 2, "lags": [2]},
         lags={0: 2},
-        episodes=1,
-        successes=1,
-        returns=1.0,
-        acted=2,
+        outcomes={"points": TaskOutcome(1, 1, 2, 1.0)},
         seconds=1.0,
         counts=counts,
         waited=waited,

@@ -6,12 +6,12 @@ from collections import Counter
 
 import pytest
 
-from rl.host.staleness import GroupMember, StalenessControl, draw_start
+from rl.host.staleness import GroupMember, StalenessControl
 from sim.protocol import Start
 
 
-def starts(ticket):
-    return Start("odd" if ticket % 2 else "even", ticket)
+def starts(ticket, attempt=0):
+    return Start("odd" if ticket % 2 else "even", ticket + 1000 * attempt)
 
 
 def all_of(staleness_control, tasks=None):
@@ -145,11 +145,19 @@ def test_a_run_that_has_had_more_steps_than_it_is_to_have_begins_nothing():
     assert staleness_control.ended
 
 
-def test_starts_derive_from_seed_and_ticket_and_stay_within_the_seeds():
-    drawn = [draw_start(7, i, ("a", "b"), range(100, 150)) for i in range(200)]
-    assert drawn == [draw_start(7, i, ("a", "b"), range(100, 150)) for i in range(200)]
-    assert {start.task for start in drawn} == {"a", "b"}
-    assert {start.seed for start in drawn} <= set(range(100, 150))
-    assert len(set(drawn)) > 60
-    other = [draw_start(8, i, ("a", "b"), range(100, 150)) for i in range(200)]
-    assert sum(a == b for a, b in zip(drawn, other, strict=True)) < 20
+def test_a_ticket_that_is_drawn_again_comes_first_from_another_start():
+    """Episodes may follow until the last update, so the end is not told before it."""
+    staleness_control = made(redraws=True)
+    assert [staleness_control.take("me").ticket for _ in range(4)] == [0, 0, 1, 1]
+    staleness_control.redraw(0, 1)
+    found = all_of(staleness_control)
+    assert found[:2] == [GroupMember(0, member, starts(0, 1)) for member in range(2)]
+    assert [place.ticket for place in found[2:]] == [2, 2, 3, 3, 4, 4, 5, 5]
+    for version in range(1, 5):
+        staleness_control.advance(version)
+        all_of(staleness_control)
+        assert not staleness_control.ended
+    staleness_control.redraw(14, 3)
+    assert {place.start for place in all_of(staleness_control)} == {starts(14, 3)}
+    staleness_control.advance(5)
+    assert staleness_control.ended

@@ -22,8 +22,8 @@ def acted(trajectories, *places):
         trajectories.finish(one, trajectory(one))
 
 
-def trajectory(one):
-    return Trajectory(one.start, one.member, (), True, 0.0, True)
+def trajectory(one, success=True):
+    return Trajectory(one.start, one.member, (), True, 0.0, success)
 
 
 def test_tickets_come_as_they_complete_with_their_members_in_order():
@@ -80,7 +80,7 @@ def test_what_begins_or_ends_twice_or_is_learnt_from_twice_is_refused():
         next(trajectories.step(0))
 
 
-@pytest.mark.parametrize("field", ["begun", "finished", "learnt", "dropped"])
+@pytest.mark.parametrize("field", ["begun", "finished", "learnt", "dropped", "redrawn"])
 def test_a_count_that_is_off_by_one_is_noticed_at_the_end_of_a_step(field):
     trajectories = TrajectoryBuffer(1)
     acted(trajectories, place(0), place(1))
@@ -130,3 +130,33 @@ def test_who_waits_is_told_the_first_error():
     trajectories.close(ValueError("the second"))
     thread.join(60)
     assert told == ["the first"]
+
+
+@pytest.mark.parametrize("redraws", [0, 1, 3])
+def test_a_group_that_all_succeed_or_all_fail_is_drawn_again_as_often_as_may_be(redraws):
+    again = []
+    trajectories = TrajectoryBuffer(
+        1, 2, redraws=redraws, redraw=lambda ticket, attempt: again.append((ticket, attempt))
+    )
+
+    def act(*successes, ticket=0):
+        for member, success in enumerate(successes):
+            one = place(ticket, member)
+            trajectories.begin(one)
+            trajectories.finish(one, trajectory(one, success))
+
+    for attempt in range(redraws):
+        act(*[attempt % 2 == 0] * 2)
+        assert again == [(0, i + 1) for i in range(attempt + 1)]
+    act(False, False)
+    (ticket,) = trajectories.step(0)
+    assert (ticket.redrawn, ticket.signal, len(again)) == (redraws, False, redraws)
+    act(True, False, ticket=1)
+    (ticket,) = trajectories.step(1)
+    assert (ticket.redrawn, ticket.signal, len(again)) == (0, True, redraws)
+    many = 2 * redraws
+    assert trajectories.counts() == Counts(4 + many, 4 + many, learnt=4, redrawn=many)
+    trajectories.begin(place(2))
+    other = TrajectoryBuffer(1, 2, counts=trajectories.counts())
+    assert other.counts() == Counts(5 + many, 4 + many, learnt=4, dropped=1, redrawn=many)
+    other.check(at_rest=True)

@@ -62,7 +62,7 @@ def test_the_environment_is_the_same_whichever_process_has_the_simulators(tmp_pa
         return future
 
     def on_host(policy, suite, tasks, slots, config, elsewhere):
-        made.append((slots[0].spec, elsewhere.spec))
+        made.append((slots[0].spec, *elsewhere.specs))
         return SimpleNamespace()
 
     monkeypatch.setattr(RayWorker, "__init__", lambda *_, **__: None)

@@ -25,7 +25,7 @@ from rl.host.actor import FlowActor
 from rl.host.experience import micro_batches
 from rl.host.loop import HostConfig, HostSystem, Inference, StepResult, run_host
 from rl.host.placement import HostLearner, batch_sizes
-from rl.host.staleness import draw_start
+from rl.host.starts import Curriculum
 from rl.host.timeline import Summary, Timeline
 from rl.host.weights import Weights
 from rl.learner import FlowLearner, begin_learner
@@ -158,7 +158,9 @@ def run_mode(
             [Inference(acting.actor, partial(jax.device_put, device=jax.local_devices()[0]))],
             HostLearner(learner),
             weights,
-            lambda ticket: draw_start(0, ticket, slots.spec.tasks, seeds),
+            Curriculum(
+                0, slots.spec.tasks, seeds, tickets=rollout.groups, staleness=rollout.staleness
+            ).start,
             lambda tickets: micro_batches(tickets, acting.policy.rows, _OBJECTIVE, load.micro),
         ),
         HostConfig(rollout, steps, each=mode.by_slot, stream=mode.streamed),
@@ -167,8 +169,9 @@ def run_mode(
     )
     (begun, before, _), (ended, after, _) = moments[load.warm - 1], moments[-1 - rollout.staleness]
     counted = [learnt for _, _, learnt in moments[load.warm : len(moments) - rollout.staleness]]
+    acted = sum(one.env_steps for learnt in counted for one in learnt.outcomes.values())
     return {
-        "env-steps/s": sum(learnt.acted for learnt in counted) / (ended - begun),
+        "env-steps/s": acted / (ended - begun),
         "samples/s": sum(sum(x.lags.values()) for x in counted) / (ended - begun),
         "lag": max(max(learnt.lags) for learnt in counted),
         **attributed(after.since(before)),
