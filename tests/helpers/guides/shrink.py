@@ -59,6 +59,7 @@ SMALLER = {
     "train --trainer.patience": f"{_TRAIN} 1 --rows.number 2",
     "train --closed-loop.suite": f"{_TRAIN} 2 --closed-loop.episodes 2 --rows.number 2",
     "launch": f"{_TRAIN} 0 --rows.number 2 --rows.samples 1",
+    "launch tools.rl": f"--learner-steps 1 {_RL} {_GROUPS}",
     "record": "--episodes 2 --slots 2",
     "evaluate": "--episodes 1 --slots 1",
     "evaluate --data": "--observations 4 --shown 1",
